@@ -1,10 +1,10 @@
-"""Networks of teachers and students: built by name, described by plain data, initialized from one stream.
+"""Networks of teachers and students, which are built by name, described by plain data and initialized from a seed.
 
-Every network maps normalized floats [B, *input_shape] to logits [B, C]. A description (name, shape, classes, options)
-suffices to build a network again, so that weights are stored without code.
+Each network maps normalized floats [B, *input_shape] to logits [B, C]. A network can be rebuilt from its description
+(name, shape, classes, options), so weights are stored without code.
 
-Teachers use no batch normalization: its running statistics are no parameters, and they differ between a teacher that
-is trained alone and one that is trained beside others. All other layers have a stacked form in ``teachers/stacked.py``.
+Teachers use no batch normalization, because its running statistics depend on whether teachers are trained separately or
+together. All other layers have a stacked form in ``teachers/stacked.py``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 
 Design = Mapping[str, Any] | None
-"""Name and options of a network; None for logistic regression."""
+"""Name and options of a network. None for logistic regression."""
 
 
 class Residual(nn.Module):
-    """A residual block, shortcut(x) + branch(x)."""
+    """A residual block: shortcut(x) + branch(x)."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class Residual(nn.Module):
 
 
 class Flatten(nn.Flatten):
-    """Flattens images; their gradient gets the memory layout of the images.
+    """A flattening layer whose gradient has the memory layout of the images.
 
-    Otherwise pooling and ReLU would combine two gradients of different layouts, which takes ten times as long.
+    With another layout, pooling and ReLU would combine gradients of different layouts, which takes ten times as long.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Flatten(nn.Flatten):
 
 
 class Voting(nn.Module):
-    """Mean log-probabilities of several networks."""
+    """The mean of the log-probabilities of several networks."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ class Voting(nn.Module):
 
 
 class L2Normalize(nn.Module):
-    """Scales rows to length 1, [B, ...] -> [B, D]."""
+    """A layer that flattens points and scales them to length 1, [B, ...] -> [B, D]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x.float().flatten(1), dim=1)
 
 
 class ConcatFeatures(nn.Module):
-    """Concatenates the unit-length features of several encoders."""
+    """A layer that concatenates the features of several encoders, after scaling each to length 1."""
 
     def __init__(self, encoders: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ConcatFeatures(nn.Module):
 
 
 class Fourier(nn.Module):
-    """Appends F random cosines to a point, [B, D] -> [B, D + F] (Rahimi and Recht 2007; ``features.fourier``)."""
+    """A layer that appends F random cosines, [B, D] -> [B, D + F] (Rahimi and Recht 2007; ``features.fourier``)."""
 
     def __init__(self, width: int, cosines: int) -> None:
         super().__init__()
@@ -92,11 +92,11 @@ class Fourier(nn.Module):
 
 
 class MeanShift(nn.Module):
-    """Moves unit-length features to the weighted mean of their nearest public features, [B, D] -> [B, D].
+    """One mean-shift step: the weighted mean of the nearest public features of length 1, [B, D] -> [B, D].
 
-    Features move to where public points are dense, and classes apart (mean shift, Fukunaga and Hostetler 1975). The
-    k-th of the ``neighbors`` nearest of P public points weighs d_K^2 - d_k^2. The last one weighs nothing, so that the
-    mean does not jump where one point takes the place of another.
+    Features move towards dense regions of the public points, so classes separate (Fukunaga and Hostetler 1975). The
+    k-th of the K = ``neighbors`` nearest points has weight d_K^2 - d_k^2. The weight of the last point is 0, so the
+    mean is continuous where two points exchange their ranks.
     """
 
     def __init__(self, points: int, width: int, neighbors: int) -> None:
@@ -105,18 +105,19 @@ class MeanShift(nn.Module):
         self.place_PD = nn.Buffer(torch.zeros(points, width))  # students on disk use this name
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        # A product, because it rounds private features alike, which come in batches of one shape.
+        # Distances by a matrix product, whose rounding is the same for all private features in batches of one shape.
         nearest = (x_BD @ self.place_PD.T).topk(self.neighbors, dim=1)  # d^2 = 2 - 2 x.p
-        weight_BK = (nearest.values - nearest.values[:, -1:]).clamp(min=1e-9)  # equal distances: equal weights
+        weight_BK = (nearest.values - nearest.values[:, -1:]).clamp(min=1e-9)  # equal distances get equal weights
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
         return (weight_BK[:, :, None] * self.place_PD[nearest.indices]).sum(1)
 
 
 class _Rules(nn.Module):
-    """R rules that accept or reject a point: one rule for two classes, else one rule for each class.
+    """R rules that accept or reject a point: one rule for two classes, or one rule for each of more classes.
 
-    If several rules accept a point, the rarest wins; if none does, the most frequent. ``share_R`` is the share of the
-    public points that each rule accepts. The logit of the predicted class is 40: its softmax is 1 in float32.
+    ``share_R`` is the share of the public points that each rule accepts. If several rules accept a point, the rule with
+    the smallest share wins. If no rule accepts the point, the rule with the largest share wins. For two classes the
+    logits are 0 and 40, so the softmax is 1 in float32.
     """
 
     def __init__(self, rules: int) -> None:
@@ -124,7 +125,7 @@ class _Rules(nn.Module):
         self.share_R = nn.Buffer(torch.zeros(rules))
 
     def evaluate(self, x_BD: Tensor) -> Tensor:
-        """Whether each rule accepts each point, bool [B, R]."""
+        """Return whether each rule accepts each point, bool [B, R]."""
         raise NotImplementedError
 
     def forward(self, x_BD: Tensor) -> Tensor:
@@ -135,9 +136,9 @@ class _Rules(nn.Module):
 
 
 class AxisRules(_Rules):
-    """Rules low <= x_feature < high or their complements (thresholds, intervals, stumps), [B, D] -> [B, C].
+    """Rules low <= x_feature < high and their complements (thresholds, intervals, stumps), [B, D] -> [B, C].
 
-    Cuts are float64, since they lie between neighboring float32 values of a feature.
+    Bounds are float64, because they lie between adjacent float32 values of a feature.
     """
 
     def __init__(self, rules: int) -> None:
@@ -153,7 +154,10 @@ class AxisRules(_Rules):
 
 
 class HalfPlaneRules(_Rules):
-    """Rules "left of the line tail -> head, or on it up to the tail", or constant rules, [B, 2] -> [B, C]."""
+    """Half-planes left of the line from tail to head, or constant rules, [B, 2] -> [B, C].
+
+    A point on the line is accepted if it does not lie beyond the tail in the direction of the head.
+    """
 
     def __init__(self, rules: int) -> None:
         super().__init__(rules)
@@ -170,14 +174,10 @@ class HalfPlaneRules(_Rules):
 
 
 def get_last_linear(network: nn.Module) -> str:
-    """Return the name of a network's classifier, its last linear layer.
-
-    Raises:
-        ValueError: The network has no linear layer, or is one.
-    """
+    """Return the name of the last linear layer. Raise ValueError if there is none, or if it is the whole network."""
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
     if not names:
-        raise ValueError("features: the network needs a last linear layer apart from its trunk")
+        raise ValueError("features.network: must have a last linear layer after the layers of the features.")
     return names[-1]
 
 
@@ -188,9 +188,10 @@ def remove_head(network: nn.Module) -> nn.Module:
 
 
 def make_feature_extractor(network: nn.Module) -> nn.Module:
-    """Copy a network without its classifier, whose inputs are the features.
+    """Copy a network without its classifier. The inputs of the classifier are the features.
 
-    A vote gives the features of all members side by side; a network without a linear layer gives the points themselves.
+    For a ``Voting`` network, the features of all members are concatenated. For a network without a linear layer, the
+    features are the flattened points.
     """
     if isinstance(network, Voting):
         return ConcatFeatures([make_feature_extractor(member) for member in network.members])
@@ -207,8 +208,8 @@ def count_parameters(module: nn.Module) -> int:
 
 def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < min_size:
-        problem = f"needs images of at least {min_size}x{min_size}, the data have shape {input_shape}"
-        raise checks.error("network", name, problem, "Feature rows go with network=logistic or network=mlp.")
+        problem = f"needs images of at least {min_size}x{min_size}, but points have shape {input_shape}"
+        raise checks.error("network", name, problem, "Use network=logistic or network=mlp for feature rows.")
     return input_shape[0], input_shape[1], input_shape[2]
 
 
@@ -229,19 +230,19 @@ def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
 
 
 def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Multinomial logistic regression, which starts at zero, where its convex loss is log C."""
+    """Build a multinomial logistic regression."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
 def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (128,)) -> nn.Module:
-    """A multilayer perceptron with ReLU."""
+    """Build a multilayer perceptron with ReLU."""
     return nn.Sequential(nn.Flatten(), *_make_dense([math.prod(input_shape), *hidden], num_classes))
 
 
 def lean_cnn(
     input_shape: tuple[int, ...], num_classes: int, *, channels: Sequence[int] = (16, 32), hidden: int = 128
 ) -> nn.Module:
-    """Two 3x3 convolutions of stride 2, then dense layers; strides cost a quarter of the arithmetic of pooling."""
+    """Build two 3x3 convolutions and dense layers. Stride 2 needs a quarter of the operations of pooling."""
     depth, height, width = _check_image_shape("lean_cnn", input_shape, 4)
     first, second = channels
     layers = [nn.Conv2d(depth, first, 3, 2, 1), nn.ReLU(), nn.Conv2d(first, second, 3, 2, 1), nn.ReLU()]
@@ -256,9 +257,9 @@ def convnet(
     channels: Sequence[int] = (64, 128),
     hidden: Sequence[int] = (384, 192),
 ) -> nn.Module:
-    """The teachers of PATE 2017 (appendix A): two 5x5 convolutions with pooling, two dense layers.
+    """Build the teacher of PATE 2017 (appendix A): two 5x5 convolutions with pooling, two dense layers.
 
-    Local response normalization is left out: it costs time and gains nothing with He's initialization.
+    Local response normalization is left out, because it does not improve accuracy with He initialization.
     """
     depth, height, width = _check_image_shape("convnet", input_shape, 8)
     first, second = channels
@@ -284,7 +285,7 @@ def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> n
 def resnet(
     input_shape: tuple[int, ...], num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group"
 ) -> nn.Module:
-    """A small residual network for teachers, with group normalization."""
+    """Build a small residual network for teachers, with group normalization."""
     depth, _, _ = _check_image_shape("resnet", input_shape, 8)
     layers: list[nn.Module] = [nn.Conv2d(depth, width, 3, padding=1, bias=False)]
     inputs = width
@@ -304,7 +305,7 @@ def small_cnn(
     hidden: int = 128,
     norm: str = "batch",
 ) -> nn.Module:
-    """A student for images of about 8x8: two convolutions, one pooling, dense layers."""
+    """Build a student for images of about 8x8: two convolutions, one pooling, dense layers."""
     depth, height, width = _check_image_shape("small_cnn", input_shape, 4)
     first, second = channels
     layers = [*_make_conv_block(depth, first, norm), *_make_conv_block(first, second, norm), nn.MaxPool2d(2)]
@@ -315,9 +316,9 @@ def small_cnn(
 def cnn(
     input_shape: tuple[int, ...], num_classes: int, *, width: int = 32, hidden: int = 128, norm: str = "batch"
 ) -> nn.Module:
-    """A student for 28x28 or 32x32: five normalized 3x3 convolutions, two of them strided, then dense layers.
+    """Build a student for 28x28 or 32x32: five normalized 3x3 convolutions, two of them strided, then dense layers.
 
-    It has 1.1 M parameters on 28x28 at the default width, nine tenths of them in the dense layers, where they are fast.
+    The network has 1.1 M parameters on 28x28, nine tenths of them in the dense layers, which are fast.
     """
     depth, height, image_width = _check_image_shape("cnn", input_shape, 8)
     sizes = [depth, width, 2 * width, 2 * width, 4 * width, 4 * width]
@@ -334,7 +335,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 
 
 def voting(input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Design = None) -> nn.Module:
-    """A vote of networks of one design (``of``), for students: it has no stacked form."""
+    """Build a ``Voting`` of ``members`` networks of the design ``of``, for students."""
     return Voting([_build_design(of, input_shape, num_classes) for _ in range(members)])
 
 
@@ -346,9 +347,9 @@ def _build_design(of: Design, input_shape: tuple[int, ...], num_classes: int) ->
 def probe(
     input_shape: tuple[int, ...], num_classes: int, *, of: Design = None, points: int = 0, neighbors: int = 0
 ) -> nn.Module:
-    """A linear map of the unit-length features beneath the last layer of another network (``of``), for students.
+    """Build a linear map of the features of a network of the design ``of``, scaled to length 1, for students.
 
-    If ``neighbors`` > 0, the nearest public ``points`` move a feature (``MeanShift``).
+    If ``neighbors`` > 0, a mean-shift step towards ``points`` public points follows the features (``MeanShift``).
     """
     trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
     with torch.no_grad():
@@ -359,18 +360,18 @@ def probe(
 
 
 def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256) -> nn.Module:
-    """A linear map of points and of random cosines of them, for students (``features.fourier``)."""
+    """Build a linear map of points and of random cosines of the points, for students (``features.fourier``)."""
     width = math.prod(input_shape)
     return nn.Sequential(nn.Flatten(), Fourier(width, cosines), nn.Linear(width + cosines, num_classes))
 
 
 def axis_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A hypothesis on single features: one rule, or one for each of three or more classes."""
+    """Build rules on single features: one rule for two classes, or one rule for each of more classes."""
     return AxisRules(1 if num_classes == 2 else num_classes)
 
 
 def half_plane_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A half-plane of two features, or one for each of three or more classes."""
+    """Build half-plane rules on two features: one for two classes, or one for each of more classes."""
     return HalfPlaneRules(1 if num_classes == 2 else num_classes)
 
 
@@ -386,7 +387,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     allowed_options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for option, value in options.items():
         if option not in allowed_options:
-            problem = f"network {name!r} takes {', '.join(allowed_options) or 'no options'}"
+            problem = f"is unknown: network {name!r} takes {', '.join(allowed_options) or 'no options'}"
             raise checks.error("network option", option, problem)
         if option not in ("norm", "of"):
             for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
@@ -394,10 +395,9 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
-    """Build a network by name for inputs [B, *input_shape]; ``initialize`` draws its weights.
+    """Build a network by name for inputs [B, *input_shape]. ``initialize`` draws its weights.
 
-    Raises:
-        ValueError: The name or an option is unknown, or the network cannot take the data.
+    Raise ValueError if the name or an option is unknown, or if the network does not support the input shape.
     """
     _check_options(name, options)
     checks.integer("num_classes", num_classes, low=2)
@@ -405,7 +405,7 @@ def build(name: str, input_shape: Sequence[int], num_classes: int, **options: An
 
 
 def describe(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> dict[str, Any]:
-    """Describe a network by plain data (JSON), from which ``rebuild`` builds it again."""
+    """Describe a network by plain data (JSON) for ``rebuild``."""
     _check_options(name, options)
     plain = {k: list(v) if isinstance(v, Sequence) and not isinstance(v, str) else v for k, v in options.items()}
     shape = [int(size) for size in input_shape]
@@ -413,7 +413,7 @@ def describe(name: str, input_shape: Sequence[int], num_classes: int, **options:
 
 
 def rebuild(description: Mapping[str, Any]) -> nn.Module:
-    """Build the network that ``describe`` described."""
+    """Build a network from the output of ``describe``."""
     get_parts = itemgetter("name", "input_shape", "num_classes", "options")
     try:
         name, shape, num_classes, options = get_parts(description)
@@ -424,12 +424,12 @@ def rebuild(description: Mapping[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Draw a network's weights in place, and return the network.
+    """Draw the weights of a network in place, and return the network.
 
-    Weights are He-normal (gain sqrt 2), biases uniform within 1/sqrt(fan-in), normalization layers the identity, and
-    the output layer zero, so that the first loss is log C exactly. Weights are drawn in float32 on the CPU in the order
-    of ``named_parameters``, so that one stream gives one network in every backend, device and precision. With zero
-    biases all units would switch at the origin, and points that differ in length alone would be learned slowly.
+    Weights are He-normal (gain sqrt 2), biases uniform in +-1/sqrt(fan-in), normalization layers the identity, and the
+    output layer zero, so that the first loss is log C exactly. Weights are drawn in float32 on the CPU in the order of
+    ``modules``, so that one seed gives the same network for every backend, device and precision. Biases are not zero,
+    because all units would then switch at the origin, and points that differ in length alone would be learned slowly.
     """
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     for parameter in layers[-1].parameters():

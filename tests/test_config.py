@@ -200,7 +200,7 @@ def test_a_partition_that_the_roles_of_a_table_do_not_bear_is_refused(tmp_path):
     for options, partition, words in (
         ({"group": "user"}, ReplaceOne(), ("partition", "add_remove")),
         ({}, ReplaceOne(), ("partition=", "dataset.roles=position", "public_path")),
-        ({"id": "user"}, ReplaceOne(), "Give the public records a file of their own"),
+        ({"id": "user"}, ReplaceOne(), "Put the public records into a separate file"),
         ({"roles": "position"}, AddRemove(), ("partition='add_remove'", "partition=replace_one")),
     ):
         facts = DatasetFacts.from_dataset(Csv(**split, **options).load(), partition)

@@ -37,7 +37,7 @@ from pate_torch.api.pate import PATE, annotate_disk_error, find_account, select_
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import get_categories_origin
-from pate_torch.data.encoded_dataset import encode_sides, replace_non_finite
+from pate_torch.data.encoded_dataset import encode_sides
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -186,7 +186,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
-            X = replace_non_finite(self.encoder.encode(X, TEXT_SPEC, device=self.device)).numpy()
+            X = self.encoder.encode(X, TEXT_SPEC, device=self.device).nan_to_num(0, 0, 0).numpy()  # as ``encode_sides``
         x = self._transform(self._validate_points(X, reset=False), warns=True)
         if isinstance(self.student_, Student):
             return self.student_.compute_probabilities(x).double().numpy()

@@ -217,14 +217,14 @@ class PATE:
             public_x: Public points whose statistics normalize the private ones if ``mean`` is None. If both are None,
                 images are normalized by 1/2 and 1/4, and rows are not normalized.
         """
-        private, num_dropped = tensors.build_private_data(x, y, unit_id, self.unit, len(self.class_names))
+        private = tensors.build_private_data(x, y, unit_id, self.unit, len(self.class_names))
         public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)
         data = Dataset(
             self.make_spec(private.x, public),
             private,
             PublicPool(public),
             Evaluation(private.x[:0], private.y[:0]),
-            num_dropped_by_reason=num_dropped,
+            num_dropped_by_reason=private.num_unusable_by_reason,
             provenance=dict(self.provenance or {}),
         )
         self._data = data = drop_unusable(data, self.partition.adjacency)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from pate_torch.core import checks
@@ -49,7 +50,7 @@ def read_images(student: Student, path: Path, _: argparse.Namespace) -> tuple[li
         raise checks.error("records", str(path), "is a folder without images")
     encoder = student.spec.encoder
     spec = student.spec if encoder is None or encoder.points is None else encoder.points
-    x = image_folder.read_images("records", files, spec.input_shape, spec.resize)
+    x = torch.stack([image_folder.read_image("records", file, spec.input_shape, spec.resize) for file in files])
     return [file.name if file == path else file.relative_to(path).as_posix() for file in files], x
 
 

@@ -1,1 +1,1 @@
-"""Data sets: benchmarks, a user's own files and tensors, loaded into the private, public and evaluation sides."""
+"""Data sets of benchmarks, files and tensors. Each is loaded as private records, public points and test records."""

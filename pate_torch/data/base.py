@@ -1,4 +1,4 @@
-"""The base class of data set sources, the location of their files, and the assembly of a Dataset."""
+"""The base class of data set sources, the search for their files, and the assembly of a Dataset."""
 
 from __future__ import annotations
 
@@ -14,20 +14,8 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.privacy.records import (
-    CATEGORIES,
-    CLASSES,
-    FROM_OWNER,
-    FROM_OWNER_AND_PUBLIC_POINTS,
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    NUMBER_OF_RECORDS,
-    Dataset,
-    DataSpec,
-    Evaluation,
-    PrivateRecords,
-    PublicPool,
-)
+from pate_torch.privacy import records
+from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.schema import TableSchema
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
@@ -40,7 +28,7 @@ DATA_ROOT_VARIABLE = "PATE_DATA"
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """Releasable. The facts that a source declares before it reads anything. A fact that it does not declare is None.
+    """Releasable. The facts that a source declares before any file is read. A fact that is not declared is None.
 
     Attributes:
         name: Declared name of the data set.
@@ -49,7 +37,7 @@ class SourceFacts:
         num_public: Number P of public points.
         is_benchmark: Whether all records are public data.
         paths: Candidate locations of the owner's main file. Empty if the data are not in files.
-        root: Data root.
+        root: Folder of all data sets. None for the default of ``get_data_root``.
     """
 
     name: str
@@ -62,21 +50,21 @@ class SourceFacts:
 
 
 class DatasetSource(ABC):
-    """Loads one data set."""
+    """A source of one data set."""
 
-    if TYPE_CHECKING:  # most sources have a field of this name, and a property here would become its default value
+    if TYPE_CHECKING:  # at run time, the property would become the default value of the field "name" of dataclasses
 
         @property
         def name(self) -> str:
             """Declared name of the data set."""
 
     def declared_facts(self) -> SourceFacts:
-        """Return the public facts that are known before anything is read."""
+        """Return the public facts that are known before any file is read."""
         return SourceFacts(name=self.name)
 
     @abstractmethod
     def load(self) -> Dataset:
-        """Load the data set. Raise ValueError, with the file and the key, if it cannot be found or read."""
+        """Load the data set. Raise ValueError, which names the file and the setting, if the data cannot be read."""
 
 
 def assemble_dataset(
@@ -87,20 +75,20 @@ def assemble_dataset(
     class_names: tuple[str, ...],
     standardize: bool | Sequence[bool] = True,
     constants: Constants | None = None,
-    classes_origin: str = FROM_OWNER,
+    classes_origin: str = records.FROM_OWNER,
     categories_origin: str | None = None,
-    size_origin: str = FROM_OWNER,
+    size_origin: str = records.FROM_OWNER,
     **spec_facts: Any,
 ) -> Dataset:
-    """Build a Dataset from its parts. The origins are provenances (``PROVENANCES``).
+    """Build a Dataset from its parts. Each origin is one of ``records.PROVENANCES``.
 
     Args:
         private: Private records.
         pool: Public points.
         evaluation: Test records.
         class_names: Name of each class.
-        standardize: Argument of ``compute_normalization``.
-        constants: Declared normalization constants. None to compute them from the public points.
+        standardize: Features to standardize, as in ``compute_normalization``.
+        constants: Declared normalization constants. None to compute the constants from the public points.
         classes_origin: Origin of the classes.
         categories_origin: Origin of a table's categories. None if there are none.
         size_origin: Origin of the number of records.
@@ -110,10 +98,10 @@ def assemble_dataset(
     spec_facts |= {"num_classes": len(class_names), "input_shape": tuple(pool.x.shape[1:])}
     spec = DataSpec(class_names=class_names, mean=mean, std=std, **spec_facts)
     origins = {
-        CLASSES: classes_origin,
-        NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if constants is None else FROM_OWNER,
-        NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
-        CATEGORIES: categories_origin,
+        records.CLASSES: classes_origin,
+        records.NORMALIZATION_CONSTANTS: records.FROM_PUBLIC_POINTS if constants is None else records.FROM_OWNER,
+        records.NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
+        records.CATEGORIES: categories_origin,
     }
     provenance = {name: origin for name, origin in origins.items() if origin is not None}
     num_dropped_by_reason = private.num_unusable_by_reason
@@ -127,9 +115,9 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
 
     Args:
         public_x: uint8 images [P, Ch, H, W], uint8 texts [P, L] or float rows [P, D].
-        standardize: Features of rows that are centered and scaled, or True for all. Images always are, texts never.
-            A feature that is constant in the pool gets standard deviation 1, because a small one would magnify private
-            records that differ from the pool.
+        standardize: Whether each feature of rows is standardized, bool or [D]. Images are always standardized, texts
+            never. A feature that is constant in the pool gets standard deviation 1, because a tiny standard deviation
+            would magnify private records that differ from the pool.
     """
     if public_x.dim() == 4:  # counts are exact, so the result does not depend on the order of the images
         channels = public_x.transpose(0, 1).flatten(1)
@@ -138,7 +126,7 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
         weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
         mean = weight @ level
         std = (weight @ level.square() - mean.square()).clamp(min=0).sqrt()
-        return tuple(mean.tolist()), tuple(std.clamp(min=1 / 255).tolist())  # a constant channel has no deviation
+        return tuple(mean.tolist()), tuple(std.clamp(min=1 / 255).tolist())  # a constant channel has std 0
     if public_x.dtype == torch.uint8:  # texts
         return (0.0,), (1.0,)
     x_PD = public_x.double()
@@ -149,7 +137,7 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
 
 
 def compute_common_scale(public_x: Tensor) -> Constants:
-    """Compute the mean of each feature of public rows [P, D], and one common scale, which preserves angles."""
+    """Compute the mean of each feature of public rows [P, D], and one common scale, because it preserves angles."""
     x_PD = public_x.double()
     std = float(x_PD.std(0, correction=0).square().mean().sqrt()) or 1.0
     return tuple(x_PD.mean(0).tolist()), (std,) * x_PD.shape[1]
@@ -159,8 +147,8 @@ def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -
     """Return the provenance of a table's categories, given the columns whose categories the owner declared."""
     is_declared = {column.name in owner_columns for column in schema.columns if column.categories is not None}
     if is_declared == {True}:
-        return FROM_OWNER
-    return FROM_OWNER_AND_PUBLIC_POINTS if True in is_declared else FROM_PUBLIC_POINTS
+        return records.FROM_OWNER
+    return records.FROM_OWNER_AND_PUBLIC_POINTS if True in is_declared else records.FROM_PUBLIC_POINTS
 
 
 def get_data_root(root: PathLike | None) -> Path:
@@ -172,10 +160,9 @@ def get_data_root(root: PathLike | None) -> Path:
 
 
 def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path:
-    """Find a user's file or folder in the working directory, or else below the data root.
+    """Find a file or folder of the user in the working directory, or else below the data root.
 
-    Raises:
-        ValueError: The path is not set or does not exist. The message names the setting ``key``.
+    Raise ValueError, which names the setting ``key``, if the path is not set or does not exist.
     """
     if not path or not isinstance(path, str | os.PathLike):
         raise checks.error(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
@@ -188,13 +175,13 @@ def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path
 
 
 def list_candidate_paths(path: PathLike, root: PathLike | None) -> list[Path]:
-    """List the places where a user's path may lie: the working directory and the data root."""
+    """List the paths at which a path of the user is looked up: in the working directory and below the data root."""
     user_path = Path(path).expanduser()
-    return list(dict.fromkeys((user_path, get_data_root(root) / user_path)))  # one place if the path is absolute
+    return list(dict.fromkeys((user_path, get_data_root(root) / user_path)))  # an absolute path gives one place
 
 
 def check_name(name: Any) -> str:
-    """Check the declared name of a data set, which names its account in the ledger and its folders."""
+    """Check the declared name of a data set. The ledger account and the folders of the data set have this name."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         message = "must start with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
         raise checks.error("dataset.name", name, message)

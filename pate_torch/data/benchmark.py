@@ -17,14 +17,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.base import (
-    DATA_ROOT_VARIABLE,
-    DatasetSource,
-    SourceFacts,
-    assemble_dataset,
-    check_name,
-    get_data_root,
-)
+from pate_torch.data import base
+from pate_torch.data.base import DATA_ROOT_VARIABLE, DatasetSource, SourceFacts
 from pate_torch.privacy.records import FROM_DATASET_CODE, Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.unit_ids import UnitIds, make_position_ids
 
@@ -32,16 +26,16 @@ LabeledImages = tuple[Tensor, Tensor]
 """Images, uint8 [N, Ch, H, W], and labels, int64 [N]."""
 
 _NUM_DIGITS = 1797
-_SPLIT_SEED = 0  # fixed: a record that is public under one run's seed must not be private under another's
+_SPLIT_SEED = 0  # a constant, because a record that is public in one run must not be private in another run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(DatasetSource):
-    """Public data in three parts of fixed sizes.
+    """A public benchmark, divided into private, public and test records of fixed sizes.
 
     Attributes:
         name: Declared name.
-        private: Number of private records. None to take the whole private part.
+        private: Number of private records. None for all records of the private files.
         public: Number of public points.
         test: Number of test records.
     """
@@ -54,7 +48,7 @@ class Benchmark(DatasetSource):
     class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        base.check_name(self.name)
         for key in ("private", "public", "test"):
             if getattr(self, key) is not None or key != "private":
                 checks.integer(f"dataset.{key}", getattr(self, key), low=1)
@@ -76,9 +70,9 @@ class Benchmark(DatasetSource):
     def assemble(
         self, private: LabeledImages, public: LabeledImages, test: LabeledImages, unit_id: UnitIds | None = None
     ) -> Dataset:
-        """Build the Dataset of the three parts. Unit ids default to the positions in the private part."""
+        """Build the Dataset. If ``unit_id`` is None, unit ids are the positions of the private records."""
         unit_id = make_position_ids(len(private[1])) if unit_id is None else unit_id
-        return assemble_dataset(
+        return base.assemble_dataset(
             PrivateRecords.from_rows(*private, unit_id, num_classes=len(self.class_names)),
             PublicPool(public[0]),
             Evaluation(*test, pool_y=public[1]),
@@ -125,12 +119,12 @@ class Digits(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBenchmark(Benchmark):
-    """Files of a public image benchmark, as torchvision reads them.
+    """A public image benchmark whose files torchvision reads.
 
     Attributes:
-        path: Folder that holds the files. None to take ``root``.
-        root: Data root.
-        download: Whether to fetch missing files.
+        path: Folder that holds the files. None for ``root``.
+        root: Folder of all data sets. None for the default of ``get_data_root``.
+        download: Whether to download missing files.
     """
 
     path: str | None = None
@@ -150,7 +144,7 @@ class ImageBenchmark(Benchmark):
 
     @property
     def private_sizes(self) -> Mapping[str, int]:
-        """Number of images of each file whose images are private, as published."""
+        """Published number of images in each file of private images."""
         return {"train": self.train_size}
 
     @property
@@ -173,16 +167,16 @@ class ImageBenchmark(Benchmark):
         return self.assemble((x, y), (test_x[public], test_y[public]), (test_x[test], test_y[test]))
 
     def _read_split(self, root: Path, split: str) -> LabeledImages:
-        """Read the images and labels of one file, after fetching it if ``download`` is set."""
-        from torchvision import datasets  # here, because it takes a second to load
+        """Read the images and labels of one file. If ``download`` is set, download a missing file first."""
+        from torchvision import datasets  # imported here, because the import takes a second
 
         data = getattr(datasets, self.reader)(str(root), train=split == "train", download=self.download)
         x = torch.as_tensor(data.data)
         return x[:, None] if x.dim() == 3 else x.permute(0, 3, 1, 2).contiguous(), torch.as_tensor(data.targets).long()
 
     def _load_split(self, split: str) -> LabeledImages:
-        """Read one file. Raise ValueError if it is missing or damaged, or could not be fetched."""
-        root = get_data_root(self.path or self.root)
+        """Read and check one file. Raise ValueError if the file is missing or damaged, or its download fails."""
+        root = base.get_data_root(self.path or self.root)
         try:
             x, y = self._read_split(root, split)
             if len(x) != len(y) or len(y) == 0:
@@ -190,18 +184,17 @@ class ImageBenchmark(Benchmark):
             if int(y.min()) < 0 or int(y.max()) >= len(self.class_names):
                 raise ValueError(f"labels outside 0..{len(self.class_names) - 1}")
         except Exception as error:  # each parser raises other errors for damaged files (zlib, pickle, MATLAB, ...)
-            raise self._make_read_error(error, (root / self.folder).absolute()) from error
+            folder = (root / self.folder).absolute()
+            if self.download and isinstance(error, RuntimeError | OSError):
+                message = f"{self.name} could not be downloaded to {folder} ({error})"
+                raise checks.error("dataset.download", True, message, "Check the network.") from error
+            fix = (
+                f"Set data_root (or the environment variable {DATA_ROOT_VARIABLE}) to the folder that holds the files, "
+                "or remove damaged files and set dataset.download=true."
+            )
+            message = f"could not be read from {folder} ({error!r})"
+            raise checks.error("dataset.name", self.name, message, fix) from error
         return x, y
-
-    def _make_read_error(self, error: Exception, folder: Path) -> ValueError:
-        if self.download and isinstance(error, RuntimeError | OSError):
-            message = f"{self.name} could not be fetched into {folder} ({error})"
-            return checks.error("dataset.download", True, message, "Check the network, or put the files there by hand.")
-        fix = (
-            f"Set data_root (or the environment variable {DATA_ROOT_VARIABLE}) to the folder that holds its files, or "
-            "remove damaged files and set dataset.download=true."
-        )
-        return checks.error("dataset.name", self.name, f"could not be read from {folder} ({error!r})", fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +221,8 @@ class Svhn(ImageBenchmark):
     """32x32 color digits of house numbers (Netzer et al. 2011).
 
     Attributes:
-        extra: Whether the 531,131 easier images of ``extra_32x32.mat`` follow the 73,257 of the training file, as in
-            PATE (604,388).
+        extra: Whether the private records are the 73,257 training images and the 531,131 easier images of
+            ``extra_32x32.mat``, as in PATE (604,388 in total). If False, only the training images are used.
     """
 
     name: str = "svhn"
@@ -254,7 +247,7 @@ class Svhn(ImageBenchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(ImageBenchmark):
-    """32x32 color photographs (Krizhevsky 2009). The pickled files are opened only if their checksums are right."""
+    """32x32 color photographs (Krizhevsky 2009). The checksum of a pickled file is verified before it is opened."""
 
     name: str = "cifar10"
 

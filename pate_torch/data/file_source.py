@@ -1,8 +1,8 @@
-"""Data sets in an owner's files: the role and the privacy unit of each record, the classes, and the Dataset.
+"""Data sets in an owner's files: each record gets a role (private, public or test), a privacy unit and a class.
 
-Guarantee: nothing is learned from private records. The role of a record depends only on its unit's id or its position.
-Classes and statistics are declared or come from public records. A private record that cannot be used is dropped, and
-no other record changes.
+Guarantee: no private record influences how other records are read. The role of a record depends only on the id of its
+unit or on its position. Classes and statistics are declared or come from public records. A private record that cannot
+be used is dropped, and no other record changes.
 """
 
 from __future__ import annotations
@@ -18,38 +18,12 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.base import (
-    DatasetSource,
-    SourceFacts,
-    assemble_dataset,
-    check_name,
-    list_candidate_paths,
-    resolve_path,
-)
-from pate_torch.privacy.records import (
-    FROM_OWNER,
-    FROM_PUBLIC_POINTS,
-    UNKNOWN_CLASS,
-    Dataset,
-    Evaluation,
-    PointNames,
-    PrivateRecords,
-    PublicPool,
-    find_any,
-    find_unusable_rows,
-)
+from pate_torch.data import base
+from pate_torch.data.base import DatasetSource, SourceFacts
+from pate_torch.privacy import records, unit_ids
+from pate_torch.privacy.records import Dataset, Evaluation, PointNames, PrivateRecords, PublicPool
 from pate_torch.privacy.schema import is_number, normalize_class_name
-from pate_torch.privacy.unit_ids import (
-    PRIVATE,
-    PUBLIC,
-    TEST,
-    UnitIds,
-    assign_by_hash,
-    assign_by_position,
-    concatenate_unit_ids,
-    make_content_ids,
-    make_position_ids,
-)
+from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, TEST, UnitIds
 
 PATH_FIELDS = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
 
@@ -59,11 +33,11 @@ class FileRecords:
     """PRIVATE. The records of one file or folder.
 
     Attributes:
-        content: Points in the form that the source reads.
-        labels: Label of each record as text [N]. Unknown labels are "".
-        unit_ids: Name of each record's privacy unit [N].
-        point_names: Names [N] that identify records for readers who hold the file, by the kind of name and, for an
-            id, its column.
+        content: Points as the source reads them: a table, a sparse matrix or a list of image paths.
+        labels: Label of each record as text [N]. An unknown label is "".
+        unit_ids: Id of the privacy unit of each record [N].
+        point_names: Names [N] by which readers who hold the file identify its records. A key is the kind of name
+            ("id" or "file") and the column of the ids. The column is None for file names.
     """
 
     content: Any
@@ -74,14 +48,14 @@ class FileRecords:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Points:
-    """PRIVATE. The points of all records, one file after another. Each point is a function of one row or image.
+    """PRIVATE. The points of all records, one file after the other. Each point depends on one row or image alone.
 
     Attributes:
         x: Images, uint8 [N, Ch, H, W]; texts, uint8 [N, L], with zeros for a missing text; or rows, float32 [N, D],
             with NaN for missing numbers.
-        is_readable_N: Whether each point could be read, bool [N]. None if all could.
-        make_content_ids: Function that computes content hashes of the public points at the given indices, for readers
-            who hold points without ids. None if the points cannot be identified by their content.
+        is_readable_N: Whether each point could be read, bool [N]. None if all points could be read.
+        make_content_ids: Function from indices of public points to the content hashes by which readers identify points
+            that have no ids. None if the points cannot be identified by their content.
         options: Further arguments of ``assemble_dataset``.
     """
 
@@ -100,16 +74,16 @@ class FileSource(DatasetSource):
         path: Main file or folder, which is private, in the working directory or below the data root.
         public_path: Public file of public points. It may lack labels if there is a test file.
         test_path: Public file of test records.
-        root: Data root.
+        root: Folder of all data sets. None for the default of ``get_data_root``.
         seed: Seed of the split.
-        roles: "hash" to split by a keyed hash of each unit's id, or "position" to split one file of single records by a
-            seeded permutation of the positions, which are then the units' ids (for replace_one).
+        roles: "hash" to split by a keyed hash of each unit's id. "position" to split one file of single records by a
+            seeded permutation of the positions (for replace_one); the unit ids are then the positions.
         fractions: Fractions of private, public and test units.
         group: Privacy unit: a column of a table, "qid" in a LIBSVM file, or a regular expression on the names of image
             files. None if each record is a unit.
-        classes: All classes. None to take those of the public records. Private records of other classes are dropped.
+        classes: All classes. None for the classes of the public records. Private records of other classes are dropped.
         publish_split: Whether the owner agrees that public points are split off ``path`` and become public: the release
-            holds their categories, and a hash of the features of each queried point.
+            holds the categories of these points, and a hash of the features of each queried point.
         publish_test: Whether the owner agrees that metrics on test records split off ``path`` become public.
         nominal_size: Publicly declared approximate number of private records.
         benchmark: Whether all records are public data, so that accuracies on private records may be shown.
@@ -131,7 +105,7 @@ class FileSource(DatasetSource):
     benchmark: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        base.check_name(self.name)
         key = "dataset.fractions"
         fractions = [checks.positive(key, fraction) for fraction in checks.collection(key, self.fractions)]
         if len(fractions) != 3 or not math.isclose(sum(fractions), 1, abs_tol=1e-9):
@@ -147,7 +121,7 @@ class FileSource(DatasetSource):
             raise checks.error("dataset.roles", self.roles, message, "Use dataset.roles=hash.")
 
     def declared_facts(self) -> SourceFacts:
-        candidates = [] if self.path is None else list_candidate_paths(self.path, self.root)
+        candidates = [] if self.path is None else base.list_candidate_paths(self.path, self.root)
         return SourceFacts(
             name=self.name,
             num_classes=None if self.classes is None else len(self.classes),
@@ -158,11 +132,11 @@ class FileSource(DatasetSource):
         )
 
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
-        """Read the file or folder of a role, which is PRIVATE for the main file. Messages name the setting ``key``."""
+        """Read the file or folder of a role. The main file is PRIVATE. Messages name the setting ``key``."""
         raise NotImplementedError
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
-        """Build the points of all records. Only values of ``_public_roles`` may decide how the others are built."""
+        """Build the points of all records. Other records may depend on records of ``_public_roles`` only."""
         raise NotImplementedError
 
     @property
@@ -175,21 +149,21 @@ class FileSource(DatasetSource):
         return "record" if self.group is None else f"group:{self.group}"
 
     def _get_adjacency_terms(self) -> tuple[tuple[str, ...], str]:
-        """Return ``Dataset.adjacencies`` and ``Dataset.advice``: the relations under which no other record moves.
+        """Return the supported adjacencies, and advice for the others (``Dataset.adjacencies``, ``Dataset.advice``).
 
-        If an id decides the role, a replaced row may take another role and change the number of private records, unless
-        the whole file is private. If the position decides, a removed row renames all later ones, which is harmless only
-        for public data.
+        If the id decides the role, a replaced row may get another role and change the number of private records, unless
+        the whole file is private. If the position decides the role, a removed row changes the ids of all later rows,
+        which is allowed only for benchmarks.
         """
         if self.roles == "position":
             advice = "Use partition=replace_one, or dataset.roles=hash."
             return (("add_remove", "replace_one") if self.benchmark else ("replace_one",)), advice
         if self.group is not None:
-            return ("add_remove",), "Use partition=add_remove, which keeps all of a unit's records together."
+            return ("add_remove",), "Use partition=add_remove, which keeps all records of a unit together."
         if self.public_path:
             return ("add_remove", "replace_one"), ""
-        advice = "Use dataset.roles=position, or give" if self._has_unnamed_records else "Give"
-        return ("add_remove",), f"{advice} the public records a file of their own (dataset.public_path)."
+        advice = "Use dataset.roles=position, or put" if self._has_unnamed_records else "Put"
+        return ("add_remove",), f"{advice} the public records into a separate file (dataset.public_path)."
 
     def _compute_split_shares(self) -> tuple[float, float]:
         private, public, test = self.fractions
@@ -200,7 +174,7 @@ class FileSource(DatasetSource):
 
     @property
     def _releasable_roles(self) -> tuple[int, ...]:
-        """Roles of the records that may be shown. Consent to test metrics is no consent to show test records."""
+        """Roles of the records whose values may be released. ``publish_test`` permits the release of metrics only."""
         return (PUBLIC, TEST) if self.benchmark or self._compute_split_shares()[1] == 0 else (PUBLIC,)
 
     @property
@@ -209,16 +183,16 @@ class FileSource(DatasetSource):
         return (PUBLIC, TEST) if self.publish_test else self._releasable_roles
 
     def _find_files(self) -> dict[int, tuple[str, Path]]:
-        """Find the setting and the path of each role's file. Refuse files that would make private records public."""
+        """Return {role: (setting, path)} of all files. Refuse files that would make private records public."""
         files = {
-            role: (f"dataset.{name}", resolve_path(f"dataset.{name}", getattr(self, name), self.root))
+            role: (f"dataset.{name}", base.resolve_path(f"dataset.{name}", getattr(self, name), self.root))
             for role, name in PATH_FIELDS.items()
             if getattr(self, name) or role == PRIVATE
         }
         private_path = files[PRIVATE][1].resolve()
         for role, (key, path) in files.items():
             if role != PRIVATE and path.resolve() in (private_path, *private_path.parents):
-                message = "is dataset.path, or a folder around it: every private record would be public"
+                message = "is dataset.path, or a folder that contains it, so every private record would be public"
                 raise checks.error(key, str(path), message, f"Set {key} to separate public data, or leave it out.")
         if not (self.benchmark or self.publish_split or self.public_path):
             raise self._make_consent_error()
@@ -226,11 +200,11 @@ class FileSource(DatasetSource):
 
     def _make_consent_error(self) -> ValueError:
         public, test = self._compute_split_shares()
-        subject = "its records"
+        subject = "records"
         if self.group is not None:
-            subject = f"its units (dataset.group={self.group}), with all their records"
+            subject = f"units (dataset.group={self.group}), with all records of each unit,"
         message = (
-            f"about {public:.0%} of {subject} in {self.path} would become public: the student is trained on these "
+            f"about {public:.0%} of the {subject} in {self.path} would become public: the student is trained on these "
             "points, their class names, categories and hashes are released, and no epsilon covers them"
         )
         fix = (
@@ -246,20 +220,21 @@ class FileSource(DatasetSource):
         self._check_role_sizes(role_N)
         points = self._build_points(files, role_N)
         class_names, y_N = self._encode_labels(files, role_N)
-        unusable_by_reason = find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
-        if UNKNOWN_CLASS in unusable_by_reason:
-            unusable_by_reason[UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)  # public points need no labels
-        is_usable_N = ~find_any(len(y_N), unusable_by_reason.values()).numpy()
+        unusable_by_reason = records.find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
+        if records.UNKNOWN_CLASS in unusable_by_reason:
+            # Public points need no labels.
+            unusable_by_reason[records.UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)
+        is_usable_N = ~records.find_any(len(y_N), unusable_by_reason.values()).numpy()
         self._check_role_sizes(role_N[is_usable_N])
         private = np.flatnonzero(role_N == PRIVATE)
-        # Files are often sorted by class, and some query strategies follow the pool's order. The order of the shuffled
-        # pool depends on the number of public points only.
+        # The pool is shuffled, because files are often sorted by class and some query strategies follow the order of
+        # the pool. The permutation depends on the number of public points only.
         public = np.flatnonzero(is_usable_N & (role_N == PUBLIC))
         public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
         test = np.flatnonzero(is_usable_N & (role_N == TEST))
         pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
         split_share = 0.0 if self.benchmark else self._compute_split_shares()[0]
-        data = assemble_dataset(
+        data = base.assemble_dataset(
             PrivateRecords.from_rows(
                 points.x[private],
                 y_N[private],
@@ -271,7 +246,7 @@ class FileSource(DatasetSource):
             PublicPool(points.x[public], split_share, self._make_point_names(files, points, public)),
             Evaluation(points.x[test], y_N[test], pool_y, public=TEST in self._public_roles),
             class_names=class_names,
-            classes_origin=FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
+            classes_origin=records.FROM_PUBLIC_POINTS if self.classes is None else records.FROM_OWNER,
             name=self.name,
             benchmark=self.benchmark,
             nominal_size=self.nominal_size,
@@ -284,20 +259,20 @@ class FileSource(DatasetSource):
 
     def _assign_roles(self, files: dict[int, FileRecords]) -> tuple[UnitIds, np.ndarray]:
         """Assign a unit id and a role to each record of all files."""
-        sizes = [len(file.labels) for file in files.values()]
+        sizes, split = [len(file.labels) for file in files.values()], (self.fractions, self.seed)
         if self.roles == "position":
-            return make_position_ids(sizes[0]), assign_by_position(sizes[0], self.fractions, self.seed)
-        unit_id = concatenate_unit_ids([file.unit_ids for file in files.values()])
-        return unit_id, assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), self.fractions, self.seed)
+            return unit_ids.make_position_ids(sizes[0]), unit_ids.assign_by_position(sizes[0], *split)
+        unit_id = unit_ids.concatenate_unit_ids([file.unit_ids for file in files.values()])
+        return unit_id, unit_ids.assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), *split)
 
     def _check_role_sizes(self, role_N: np.ndarray) -> None:
         for role, count in zip(("private", "public", "test"), np.bincount(role_N, minlength=3).tolist(), strict=True):
             if count == 0:
-                fix = "Check dataset.fractions and dataset.classes, and that the files hold labeled records."
+                fix = "Check dataset.fractions and dataset.classes. Private and test records need labels."
                 raise checks.error("dataset.name", self.name, f"has no {role} records", fix)
 
     def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
-        """Return the classes, and the class of each record of all files, int64 [N], with -1 for an unknown label."""
+        """Return the class names, and the class of each record, int64 [N], with -1 for an unknown label."""
         labels = [normalize_class_name(value) for file in files.values() for value in file.labels]
         public_labels = {labels[row] for row in np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()}
         class_names = build_class_list(self.classes, public_labels)
@@ -305,13 +280,13 @@ class FileSource(DatasetSource):
         return class_names, torch.tensor([code_by_class.get(value, -1) for value in labels])
 
     def _make_point_names(self, files: dict[int, FileRecords], points: Points, public: np.ndarray) -> PointNames | None:
-        """Return names of the public points at these indices: ids or paths in their file, or else content hashes."""
+        """Return names of the points at the indices ``public``: ids or paths in their file, or content hashes."""
         source = None
         if self.public_path is not None:
             source, rows = Path(self.public_path).name, (public - len(files[PRIVATE].labels)).tolist()
             for (kind, column), file_names in files[PUBLIC].point_names.items():
                 names = tuple(file_names[row].strip() for row in rows)
-                if len(set(names)) == len(names):  # a group may own several points
+                if len(set(names)) == len(names):  # the id of a group repeats if the group owns several points
                     return PointNames(kind, names, source, column)
         if points.make_content_ids is None:
             return None
@@ -319,7 +294,7 @@ class FileSource(DatasetSource):
 
 
 def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iterable[str]) -> tuple[str, ...]:
-    """Return the declared classes, which must include those of public records, or else the latter in order."""
+    """Return the declared classes, which must include all public labels, or the sorted public labels if None."""
     public_classes = set(public_labels) - {""}
     if declared_classes is None:
         is_numeric = all(is_number(name) for name in public_classes)
@@ -341,4 +316,4 @@ def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iter
 
 def hash_points(x_N: Tensor) -> list[str]:
     """Compute the content id of each point."""
-    return make_content_ids([point.numpy().tobytes()] for point in x_N).tolist()
+    return unit_ids.make_content_ids([point.numpy().tobytes()] for point in x_N).tolist()

@@ -18,7 +18,7 @@ from pate_torch.privacy.unit_ids import PUBLIC, parse_unit_ids
 RESIZE_METHOD = "bilinear"
 """Interpolation by which Pillow resizes images."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # other formats, such as EPS, would start a program
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # for formats such as EPS, Pillow starts a program
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # at most eight bits in each channel
 
 
@@ -26,13 +26,13 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # at most 
 class ImageFolder(FileSource):
     """Images in class folders, resized to size x size. x: uint8 [N, channels, size, size].
 
-    The unit of an image without a ``group`` is its path in the folder. The folder of public images may hold unlabeled
-    images directly if there is a test folder. Only add_remove is supported: images are sorted by their paths, which
-    include the class, so an image that replaces one of another name or class moves the images between them.
+    If ``group`` is None, the unit id of an image is its path in the folder. If there is a test folder, the folder of
+    public images may hold unlabeled images outside of class folders. Only add_remove is supported: images are sorted by
+    path, which includes the class, so a replacement of another name or class would shift the positions of other images.
 
     Attributes:
         size: Height and width in pixels.
-        channels: 3 for color images, 1 for gray ones.
+        channels: Number of channels: 3 for color, 1 for gray.
     """
 
     name: str = "image_folder"
@@ -59,7 +59,7 @@ class ImageFolder(FileSource):
         return "record" if self.group is None else "group:file name"
 
     def _get_adjacency_terms(self) -> tuple[tuple[str, ...], str]:
-        reason = "the position of an image depends on its path, which includes its class."
+        reason = "the position of an image depends on its path and its class."
         return ("add_remove",), f"Use partition=add_remove (and labels_only=false): {reason}"
 
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
@@ -85,9 +85,7 @@ class ImageFolder(FileSource):
         match = re.search(self.group, path.name)
         unit_name = None if match is None else match.group(1 if match.re.groups else 0)
         if not unit_name:
-            raise checks.error(
-                "dataset.group", self.group, "must match every file name, because every file needs a unit"
-            )
+            raise checks.error("dataset.group", self.group, "must match every file name")
         return unit_name
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
@@ -109,11 +107,6 @@ class ImageFolder(FileSource):
         )
 
 
-def read_images(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
-    """Read image files as uint8 [N, channels, height, width] (see ``read_image``)."""
-    return torch.stack([read_image(key, file, shape, resize) for file in files])
-
-
 def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -> torch.Tensor:
     """Read an image file as uint8 [channels, height, width].
 
@@ -124,7 +117,8 @@ def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -
         resize: RESIZE_METHOD. None to accept only images of this size.
 
     Raises:
-        ValueError: The file is no such image. The message names the file.
+        ValueError: The file is not readable, is not of this size, or has more than eight bits per channel. The message
+            names the file.
     """
     channels, height, width = shape
     if resize is not None:
@@ -134,11 +128,11 @@ def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -
             image_mode, size = image.mode, image.size
             converted_image = image.convert("RGB" if channels == 3 else "L")
             pixels = np.array(converted_image.resize((width, height), Image.Resampling.BILINEAR))
-    except Exception as error:  # the reader of each format raises other errors for damaged files
+    except Exception as error:  # for damaged files, each format has different errors
         raise checks.error(key, str(file), f"is not a readable image ({error})") from error
     if image_mode not in _MODES:
         message = f"must be one of {', '.join(_MODES)} (file {file})"
-        raise checks.error("image mode", image_mode, message, "Convert the image to eight bits a channel.")
+        raise checks.error("image mode", image_mode, message, "Convert the image to eight bits per channel.")
     if resize is None and size != (width, height):
         raise checks.error("image size", size, f"must be {width} x {height} (file {file})", "Resize the image.")
     return torch.from_numpy(pixels).view(height, width, -1).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Data whose features are public and whose labels are private."""
+"""Data sets with public features and private labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pate_torch.privacy.records import LABEL_UNIT, Dataset, PublicPool
 
 @dataclass(frozen=True, kw_only=True)
 class LabelPrivacyDataset(DatasetSource):
-    """The records of another source, whose private features join the public points, without their labels.
+    """A data set whose features are public and whose labels are private: all features become public points.
 
-    Encoders, query strategies and students may use all features. Neighbors differ in the label of one record
-    (replace_one); the number of records and their features are public. Such a release breaks the guarantee of an
-    account for whole records, so data of an owner keep their name, and an account that was opened for records refuses
-    labels. Public benchmarks get a separate account, "<name>_labels". If a source does not support replaced records, it
-    does not support replaced labels, because a label may take part in the decision which records are private.
+    Encoders, query strategies and students may use all features. Adjacent data sets differ in the label of one record
+    (replace_one). The number of records and their features are public. A release of features breaks the guarantee of an
+    account for whole records. Therefore data of an owner keep their name, and an account that was opened for whole
+    records refuses labels. Public benchmarks get a separate account, "<name>_labels". A source that does not support
+    replaced records does not support replaced labels, because a label may decide which records are private.
 
     Attributes:
         source: Source of the records.
@@ -43,12 +43,12 @@ class LabelPrivacyDataset(DatasetSource):
         if private.unit != "record":  # a group owns several labels
             raise checks.error("labels_only", True, f"protects single labels, but the privacy unit is {private.unit}")
         pool_y = None
-        # The true labels of the private features are private, so they serve as metrics for public benchmarks only.
+        # The true labels of private records are private: only public benchmarks may compare answers with them.
         if evaluation.pool_y is not None and data.spec.benchmark:
             pool_y = torch.cat([evaluation.pool_y, private.y])
         name = f"{data.spec.name}_labels" if data.spec.benchmark else data.spec.name
         adjacencies = ("replace_one",) if "replace_one" in data.adjacencies else ()
-        advice = "Use partition=replace_one: a label is replaced, not removed." if adjacencies else data.advice
+        advice = "Use partition=replace_one: adjacent data sets differ in one label." if adjacencies else data.advice
         return replace(
             data,
             spec=replace(data.spec, name=name),

@@ -1,4 +1,4 @@
-"""LIBSVM (svmlight) files: sparse rows, which become dense or are hashed to fewer dimensions."""
+"""LIBSVM (svmlight) files. Their sparse rows become dense or are hashed to fewer dimensions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Libsvm(FileSource):
     Rows of more than 4,096 features are projected to 1,024 dimensions by a fixed signed hashing.
 
     Attributes:
-        num_features: Declared number of features. None to take the largest index in public records. Other features of
-            private records are dropped.
-        zero_based: Whether indices start at 0. A guess would depend on private records, so nothing is guessed.
-        standardize: Whether features are centered and scaled by the pool's statistics.
+        num_features: Declared number of features. None for the largest index in public records. Features of larger
+            indices are dropped.
+        zero_based: Whether indices start at 0. It must be declared, because a guess would depend on private records.
+        standardize: Whether features are centered and scaled by statistics of the public points.
 
     Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206).
     """
@@ -58,7 +58,7 @@ class Libsvm(FileSource):
         try:
             rows, y, *query_ids = load_svmlight_file(str(path), zero_based=self.zero_based, query_id=has_groups)
         except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
-            # The parser's message quotes the file, and this message may be logged.
+            # The parser's message is left out, because it quotes the file and this message may be logged.
             message = f"is not a readable LIBSVM file ({type(error).__name__})"
             fix = "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true."
             raise checks.error(key, str(path), message, fix) from error
@@ -86,9 +86,10 @@ class Libsvm(FileSource):
         """Convert rows to float32 [N, D]."""
         width = self.num_features or int(rows[public_N].indices.max(initial=0)) + 1
         if width > _MAX_FEATURES:
-            fix = f"Set dataset.num_features to {_MAX_FEATURES} or less; other features are left out."
-            raise checks.error("dataset.num_features", None, f"public rows have features up to number {width}", fix)
-        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and their records cannot be used
+            fix = f"Set dataset.num_features to at most {_MAX_FEATURES}. Features of larger indices are dropped."
+            message = f"must be declared, because the largest feature index of public rows is {width}"
+            raise checks.error("dataset.num_features", None, message, fix)
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and their records are dropped
             rows = _widen(rows, width)[:, :width].astype(np.float32)
         if width > _MAX_DENSE_FEATURES:
             rows = rows @ make_hashing_matrix(width, _HASHED_DIMENSIONS)

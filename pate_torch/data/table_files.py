@@ -31,7 +31,7 @@ _OPEN_QUOTE_MESSAGE = "a quote is left open (write a quote within a value twice,
 _UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
 Table = dict[str, list[Any]]
-"""The columns of a table as text, with "" for null. With guessed types, one record could change the column's others."""
+"""Text values of each column, with "" for null. Types are not guessed, because one value could then change others."""
 
 
 def read_table(
@@ -50,8 +50,8 @@ def read_table(
         file: CSV file (.gz, .bz2 and .xz are decompressed) or Parquet file (.parquet, .pq).
         separator: Character between the values of a row of a CSV file.
         columns: Names of the columns of a CSV file without a header line.
-        quotes: Whether quotation marks enclose values of a CSV file. If False, they are ordinary characters.
-        id_column: Column of a Parquet file that is not converted to text, because not every type can name units.
+        quotes: Whether quotation marks enclose values of a CSV file. If False, quotes are ordinary characters.
+        id_column: Column of a Parquet file that is not converted to text, because unit ids of some types are refused.
 
     Raises:
         ValueError: The file is damaged, has no rows, or its rows do not fit its header.
@@ -61,10 +61,10 @@ def read_table(
         table = _read_parquet(file, id_column) if is_parquet else _read_csv(file, separator, columns, quotes)
     except UnicodeDecodeError as error:
         message = f"is not a readable CSV or Parquet file (byte 0x{error.object[error.start]:02x} is not UTF-8)"
-        raise checks.error(key, str(file), message, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
+        raise checks.error(key, str(file), message, "Convert the file: iconv -f LATIN1 -t UTF-8 <file>.") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
         message = f"is not a readable CSV or Parquet file ({error})"
-        fix = "A CSV file has a header line; set dataset.separator if it is not a comma."
+        fix = "A CSV file has a header line. If the separator is not a comma, set dataset.separator."
         raise checks.error(key, str(file), message, fix) from error
     if not table or not count_rows(table):
         raise checks.error(key, str(file), "has no rows")
@@ -80,15 +80,15 @@ def _read_csv(file: Path, separator: str, columns: Sequence[str] | None, quotes:
     with _open_text(file) as lines:
         rows = _iterate_rows(lines, separator, quotes, 0 if columns is None else len(columns))
         names = _check_header(next(rows, []) if columns is None else list(columns))
-        # One flat list, because the garbage collector would visit a list for each row again and again.
+        # One flat list, because the garbage collector would repeatedly visit the list of each row.
         values = list(itertools.chain.from_iterable(rows))
     return {name: values[start :: len(names)] for start, name in enumerate(names)}
 
 
 def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool, width: int) -> Iterator[list[str]]:
-    """Iterate over the header and the rows: one line each, of ``width`` fields, or of as many as the header if 0.
+    """Iterate over the header and the rows, each on one line. If ``width`` is 0, the header sets the number of fields.
 
-    A quote that is left open would swallow fields and whole rows up to the next quote, so it is refused.
+    An open quote raises ValueError, because all text up to the next quote would be read as one value.
     """
     if quotes:
         reader = csv.reader(_iterate_balanced_lines(lines), delimiter=separator, strict=True)
@@ -128,15 +128,15 @@ def _check_header(header: list[str]) -> list[str]:
 
 def _open_text(file: Path) -> IO[str]:
     if file.suffix in _UNSUPPORTED_SUFFIXES:
-        raise ValueError(f"{file.suffix} is not supported: use {', '.join(_DECOMPRESSORS)}, or do not pack it")
-    # utf-8-sig, because a byte order mark is not part of the first name.
+        raise ValueError(f"{file.suffix} is not supported: use {', '.join(_DECOMPRESSORS)} or an uncompressed file")
+    # The encoding utf-8-sig, because a byte order mark is not part of the first column name.
     decompress = _DECOMPRESSORS.get(file.suffix, open)
     return io.TextIOWrapper(decompress(file, "rb"), encoding="utf-8-sig")
 
 
 def _read_parquet(file: Path, id_column: str | None) -> Table:
     table = pq.read_table(file)
-    # pandas stores an unnamed index as a column of positions, which would rename all later records.
+    # pandas stores an unnamed index as a column of positions. One removed row would change all later positions.
     indices = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
     names = _check_header([table.column_names[i] for i in indices])
     pairs = zip(names, indices, strict=True)
@@ -153,13 +153,13 @@ def _to_texts(name: str, column: pa.ChunkedArray) -> list[str]:
             column = column.cast(column.type.value_type)
         if pa.types.is_timestamp(column.type):  # the text must not depend on the resolution of the column
             return [texts.to_canonical_text(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
-        if pa.types.is_decimal(column.type):  # nor on its number of decimals
+        if pa.types.is_decimal(column.type):  # the text must not depend on the number of decimals
             column = column.cast(pa.float64())
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")
         return pc.fill_null(column.cast(pa.string()), "").to_pylist()
     except pa.ArrowNotImplementedError as error:
-        raise ValueError(f"column {name!r} has type {column.type}, not one plain value in each row") from error
+        raise ValueError(f"column {name!r} of type {column.type} must hold one plain value in each row") from error
 
 
 def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> tuple[list[str], Tensor]:
@@ -172,7 +172,7 @@ def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> 
         declared_ids: Ids in the order of the vectors. None if the file of vectors holds the ids.
 
     Raises:
-        ValueError: The file is damaged, its vectors are not rows of one length, or ids are missing.
+        ValueError: The file is damaged, the vectors differ in length, or ids are missing or not unique.
     """
     key = "dataset.vectors"
     if file.suffix not in (".npy", ".safetensors", ".parquet"):

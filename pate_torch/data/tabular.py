@@ -1,4 +1,4 @@
-"""Tables of an owner: numeric and categorical columns, texts, or ids of vectors from another program."""
+"""Tables of an owner: numeric and categorical columns, texts, or ids of precomputed vectors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCatego
 from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, UnitIds, compute_content_id, make_content_ids, parse_unit_ids
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
-"""Facts that may be declared about the encoder that computed vectors."""
+"""Keys of the declared facts about the encoder that computed the vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSource(FileSource):
-    """CSV files (.csv, .tsv; also packed as .gz, .bz2 or .xz) or Parquet files with one record in each row.
+    """CSV files (.csv, .tsv, also compressed as .gz, .bz2 or .xz) or Parquet files with one record in each row.
 
     Attributes:
         label: Column of the class.
@@ -42,10 +42,10 @@ class TableSource(FileSource):
     quotes: bool = True
 
     required_columns: ClassVar[tuple[str, ...]] = ("label",)
-    """Attributes that name a column which every file must have."""
+    """Attributes whose columns every file must have."""
 
     def __post_init__(self) -> None:
-        if self.separator == "\\t":  # as a shell passes it on
+        if self.separator == "\\t":  # a tab that was typed in a shell
             object.__setattr__(self, "separator", "\t")
         super().__post_init__()
         if not isinstance(self.separator, str) or len(self.separator) != 1:
@@ -85,16 +85,17 @@ class TableSource(FileSource):
 class Csv(TableSource):
     """Numeric columns, and one-hot columns of declared or public categories. x: float32 [N, D].
 
-    Numeric features are centered and scaled by the public pool's statistics.
+    Numeric features are centered and scaled by statistics of the public points.
 
     Attributes:
-        features: Columns to use. None for all but label, group, id and ``ignore``.
-        ignore: Columns not to use.
-        categories: Declared categories, {column: [values]}. Another column is numeric if all its public values are
-            numbers, and else its categories are its public values. A private value of no category becomes zeros.
+        features: Columns to use. None for all columns except label, group, id and ``ignore``.
+        ignore: Columns to leave out.
+        categories: Declared categories, {column: [values]}. A column without declared categories is numeric if all its
+            public values are numbers; otherwise its public values are the categories. A private value that is not a
+            category becomes zeros.
         max_categories: Largest number of different public values in a column of categories.
         missing: "error" to stop at public records whose numeric features are empty or not finite, or "drop" to drop
-            such records. Such a private record is always dropped; under replace_one, a public filler takes its place.
+            such records. Such private records are always dropped; under replace_one, a public filler takes their place.
     """
 
     name: str = "csv"
@@ -130,13 +131,13 @@ class Csv(TableSource):
         if not is_finite_ND.all() and self.missing == "error":
             bad_columns = [schema.feature_names[i] for i in schema.numeric_indices if not is_finite_ND[:, i].all()]
             message = "stops at numeric columns with empty, infinite or non-numeric public values: "
-            fix = "Clean the columns, ignore them (dataset.ignore), or drop the records (dataset.missing=drop)."
+            fix = "Clean the columns, add them to dataset.ignore, or drop the records (dataset.missing=drop)."
             raise checks.error("dataset.missing", self.missing, message + ", ".join(bad_columns), fix)
         releasable_table = _select_rows(table, np.flatnonzero(np.isin(role_N, self._releasable_roles)))
         owner_columns = self.categories or ()
         return Points(
             x=torch.from_numpy(x),
-            # A hash of the features only, never of an id, a group or a label of the private file.
+            # The hash covers the features only, because ids, groups and labels of the private file are private.
             make_content_ids=lambda public: schema.compute_content_ids(_select_rows(table, public)),
             options={
                 "standardize": np.isin(np.arange(x.shape[1]), schema.numeric_indices).tolist(),
@@ -161,11 +162,9 @@ class Csv(TableSource):
         try:
             return TableSchema.from_public(public, categories=declared_categories, max_categories=self.max_categories)
         except TooManyCategoriesError as error:
-            hint = "" if self.group or self.id else f"If it names the unit, set dataset.group={error.column}. "
+            hint = "" if self.group or self.id else f"If the column names the unit, set dataset.group={error.column}. "
             message = f"is below the {error.count} different public values of column {error.column!r}"
-            fix = (
-                f"{hint}Leave it out (dataset.ignore=[{error.column}]), declare dataset.categories or raise the limit."
-            )
+            fix = f"{hint}Set dataset.ignore=[{error.column}], declare dataset.categories or raise the limit."
             raise checks.error("dataset.max_categories", self.max_categories, message, fix) from None
 
 
@@ -175,9 +174,10 @@ class Text(TableSource):
 
     Attributes:
         column: Column of the texts.
-        max_bytes: Length in bytes at which a text is cut. It is declared, so that it depends on no text.
-        empty: "error" to stop at public records without a text, or "drop" to drop such records. Such a private record
-            is always dropped; under replace_one, a public filler takes its place.
+        max_bytes: Largest length of a text in bytes. Longer texts are cut. The length is declared, so that it depends
+            on no text.
+        empty: "error" to stop at public records without a text, or "drop" to drop such records. A private record
+            without a text is always dropped; under replace_one, a public filler takes its place.
     """
 
     name: str = "text"
@@ -213,10 +213,10 @@ class Text(TableSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings(TableSource):
-    """Vectors that another program computed, joined to a table of ids and labels. x: float32 [N, D].
+    """Precomputed vectors, which are joined to a table of ids and labels. x: float32 [N, D].
 
-    Vectors are centered, and scaled by one common factor. Each vector must be a function of its own record alone: if
-    another record can change it, its sensitivity is unknown.
+    Vectors are centered, and scaled by one common factor. Each vector must be a function of one record alone, because
+    no guarantee holds if another record can change a vector.
 
     Attributes:
         vectors: File of the vectors of all ids (``read_vectors``).
@@ -242,7 +242,7 @@ class Embeddings(TableSource):
         self._make_encoder_card()
 
     def _make_encoder_card(self) -> EncoderCard:
-        return EncoderCard(kind="given", **({"name": "an encoder that nobody declares"} | dict(self.encoder or {})))
+        return EncoderCard(kind="given", **({"name": "an undeclared encoder"} | dict(self.encoder or {})))
 
     def load(self) -> Dataset:
         data = super().load()
@@ -277,7 +277,7 @@ def _make_row_ids(table: Table) -> UnitIds:
 
 
 def _spell_number(text: str) -> str:
-    # A missing value turns a column of integers into floats, which have fewer digits, and must rename no other record.
+    # A missing value turns a column of integers into floats of fewer digits. The ids of other records must not change.
     if len(text) < 16 and "e+" not in text:
         return text
     try:

@@ -19,7 +19,7 @@ from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, Publ
 class Tensors(DatasetSource):
     """A data set of tensors: private records, public points, and test records.
 
-    Images are uint8 [*, Ch, H, W], and rows are floating-point [*, D], which become float32.
+    Points are uint8 images [*, Ch, H, W] or floating-point rows [*, D], which become float32.
 
     Attributes:
         name: Declared name.
@@ -29,12 +29,12 @@ class Tensors(DatasetSource):
         test_x: Test records.
         test_y: Labels of the test records.
         class_names: Names of all classes, or their number C. Classes are never taken from ``y``.
-        pool_y: True labels of the public points. None if they are not known.
-        unit_id: Names [N] of the privacy units. None to name a record by a hash of its content, so that equal records
+        pool_y: True labels of the public points. None if the labels are not known.
+        unit_id: Ids [N] of the privacy units. None to name a record by a hash of its content, so that equal records
             are one unit.
-        unit: "record" or "group:<what>".
-        mean: Mean of each channel or feature. None to compute mean and std from the pool.
-        std: Standard deviation of each channel or feature.
+        unit: Privacy unit: "record" or "group:<name>".
+        mean: Mean of each channel or feature. None to compute mean and std from the public points.
+        std: Standard deviation of each channel or feature. None if ``mean`` is None.
         benchmark: Whether the records are public data, so that accuracies on private records may be shown.
         nominal_size: Publicly declared approximate number of private records.
     """
@@ -80,7 +80,7 @@ class Tensors(DatasetSource):
         classes = self._class_names
         if len(classes) < 2:
             raise checks.error("class_names", self.class_names, "must list at least two classes")
-        private, _ = build_private_data(self.x, self.y, self.unit_id, self.unit, len(classes))
+        private = build_private_data(self.x, self.y, self.unit_id, self.unit, len(classes))
         x, pool_x, test_x = private.x, parse_points("pool_x", self.pool_x), parse_points("test_x", self.test_x)
         for key, part_x in (("pool_x", pool_x), ("test_x", test_x)):
             if part_x.shape[1:] != x.shape[1:] or part_x.dtype != x.dtype:
@@ -102,10 +102,8 @@ class Tensors(DatasetSource):
         )
 
 
-def build_private_data(
-    x: Any, y: Any, unit_id: Any, unit: str, num_classes: int
-) -> tuple[PrivateRecords, dict[str, int]]:
-    """PRIVATE. Make records of arrays (see ``PrivateRecords.from_rows``), and count the unusable ones by reason.
+def build_private_data(x: Any, y: Any, unit_id: Any, unit: str, num_classes: int) -> PrivateRecords:
+    """PRIVATE. Build private records of arrays (``PrivateRecords.from_rows``).
 
     Raises:
         ValueError: A shape or type is wrong, no record can be used, or an id is missing or ambiguous.
@@ -118,32 +116,32 @@ def build_private_data(
     if private.usable_N is not None and not bool(private.usable_N.any()):
         message = f"has no record with a label in 0..{num_classes - 1} and a finite point"
         raise checks.error("y", kind, message, "Declare all classes.")
-    return private, dict(private.num_unusable_by_reason)
+    return private
 
 
 def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor:
     """Convert points to uint8 images or float32 rows.
 
     Raises:
-        ValueError: There are no points, their shape or type is wrong, or they must be finite and are not.
+        ValueError: There are no points, their shape or type is wrong, or ``require_finite`` and a value is not finite.
     """
     if hasattr(value, "columns"):
-        fix = "Give numbers (df.to_numpy()), or use PATEClassifier, which takes data frames."
+        fix = "Pass an array (df.to_numpy()), or use PATEClassifier, which accepts data frames."
         raise checks.error(key, type(value).__name__, "must be an array or a tensor", fix)
     x = convert_points(value)
     if x.dim() == 2 and x.dtype.is_floating_point:
         if require_finite and not bool(x.isfinite().all()):
             raise checks.error(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
     elif not (x.dim() == 4 and x.dtype == torch.uint8):
-        found = f"{('*', *x.shape[1:])} {x.dtype}"
-        raise checks.error(key, found, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
+        shape_and_dtype = f"{('*', *x.shape[1:])} {x.dtype}"
+        raise checks.error(key, shape_and_dtype, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
     if len(x) == 0:
         raise checks.error(key, tuple(x.shape), "must have at least one point")
     return x.contiguous()
 
 
 def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tensor:
-    """Convert labels to int64 [count]. Raise ValueError if one is no integer in 0..num_classes-1."""
+    """Convert labels to int64 [count]. Raise ValueError unless each label is an integer in 0..num_classes-1."""
     y = convert_labels(value)
     if y.shape != (count,):
         raise checks.error(key, tuple(y.shape), f"must be {count} integers, one for each point")

@@ -1,7 +1,7 @@
 """Random distortions of points that keep their class: affine and elastic maps, cutout, masks and noise.
 
 Images are normalized after the distortion, so that pixels from outside the image are background. Affine maps are drawn
-apart from the batched warp: a teacher's distortions come from its own stream and are the same in every backend.
+separately from the batched warp, so that each teacher gets the same distortions from its random stream in all backends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Affine:
 
     Attributes:
         rotate: Largest rotation, in degrees.
-        scale: Largest change of the zoom factor 1.
+        scale: Largest deviation of the zoom factor from 1.
         shift: Largest translation, in pixels.
         shear: Largest shear, in degrees.
         flip: Whether to mirror each image with probability 1/2.
@@ -50,17 +50,16 @@ class Affine:
 
     def draw(self, count: int, image_shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw ``count`` maps from output to input coordinates, float32 [count, 2, 3]."""
-        draw_uniform = functools.partial(torch.rand, generator=generator, device=generator.device)
-        u = draw_uniform(count, 6)
+        u = torch.rand(count, 6, generator=generator, device=generator.device)
         signed_u = 2 * u - 1
         angle = signed_u[:, 0] * math.radians(self.rotate)
         shear = torch.tan(signed_u[:, 1] * math.radians(self.shear))
         zoom_x, zoom_y = 1 + signed_u[:, 2] * self.scale, 1 + signed_u[:, 3] * self.scale
         if self.flip:
             zoom_x = zoom_x * torch.where(u[:, 4] < 0.5, -1.0, 1.0)
-        extra = draw_uniform(count, 2) * 2 - 1
+        signed_shift = torch.rand(count, 2, generator=generator, device=generator.device) * 2 - 1
         height, width = image_shape[-2:]
-        shift_x, shift_y = extra[:, 0] * 2 * self.shift / width, extra[:, 1] * 2 * self.shift / height
+        shift_x, shift_y = signed_shift[:, 0] * 2 * self.shift / width, signed_shift[:, 1] * 2 * self.shift / height
         cos, sin = angle.cos(), angle.sin()
         row_x = torch.stack([cos / zoom_x, (shear * cos - sin) / zoom_y, shift_x], 1)
         row_y = torch.stack([sin / zoom_x, (shear * sin + cos) / zoom_y, shift_y], 1)
@@ -68,13 +67,13 @@ class Affine:
 
 
 def warp(x: Tensor, theta: Tensor, padding: str = "zeros") -> Tensor:
-    """Resample float images x [B, Ch, H, W], in any scale where 0 is background, by the maps theta [B, 2, 3]."""
+    """Resample float images x [B, Ch, H, W], whose background is 0, by the affine maps theta [B, 2, 3]."""
     grid = F.affine_grid(theta.to(x.dtype), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
 
 
 def parse_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
-    """Make an ``Affine`` from the mapping of a configuration; None stays None, and errors name ``key``."""
+    """Convert the mapping of a configuration to an ``Affine``. None is returned as None. Messages name ``key``."""
     if augment is None or isinstance(augment, Affine):
         return augment
     checks.mapping(key, augment, fields(Affine))
@@ -83,14 +82,14 @@ def parse_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One strength of distortion.
+    """A random distortion of points.
 
     Attributes:
-        affine: Geometric ranges of images; None for no affine map.
+        affine: Ranges of the affine maps of images. None for no affine map.
         elastic: Amplitude of a smooth random displacement of images, in pixels.
-        cutout: Largest side of an erased square, as a share of the image's height.
-        mask: Share of the features of a row that are set to their public mean.
-        jitter: Standard deviation of the noise added to normalized rows; largest relative change of images' contrast.
+        cutout: Largest side of an erased square, as a share of the height of the image.
+        mask: Probability with which a feature of a row is set to its normalization mean.
+        jitter: Standard deviation of the noise on normalized rows. For images: largest relative change of the contrast.
     """
 
     affine: Affine | None = None
@@ -106,7 +105,7 @@ class View:
         checks.non_negative("jitter", self.jitter)
 
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
-        """Distort raw points [B, ...] (uint8 images or rows) to normalized floats; the generator is of their device."""
+        """Distort and normalize raw points [B, ...]. The generator must be on the device of the points."""
         if spec.is_image:
             return self._distort_images(x, spec, generator)
         x = spec.normalize(x)
@@ -122,7 +121,7 @@ class View:
         if self.affine is not None or self.elastic:
             affine = self.affine or Affine()
             grid = F.affine_grid(affine.draw(count, x.shape, generator), list(x.shape), align_corners=False)
-            if self.elastic:  # a smooth field: 4x4 normal draws, interpolated
+            if self.elastic:  # a smooth field: 4 x 4 normal draws are interpolated
                 coarse = torch.randn(count, 2, 4, 4, generator=generator, device=generator.device)
                 field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
                 grid = grid + field.permute(0, 2, 3, 1) * _pixels_to_grid(self.elastic, height, width, generator.device)
@@ -132,32 +131,28 @@ class View:
             x = x * (1 + self.jitter * (2 * contrast - 1))
         x = spec.normalize(x)
         if self.cutout:
-            # Erased to the mean color, 0 after normalization: a black square on a black image would change nothing.
-            x = x.masked_fill(self._draw_square(count, height, width, generator), 0.0)
+            # The square gets the mean color, 0 after normalization, because a black square is invisible on black.
+            u = torch.rand(count, 3, generator=generator, device=generator.device)
+            side = u[:, 0] * self.cutout * height
+            rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
+            inside_y = (rows - u[:, 1:2] * height).abs() * 2 <= side[:, None]
+            inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
+            x = x.masked_fill(inside_y[:, None, :, None] & inside_x[:, None, None, :], 0.0)
         return x
 
-    def _draw_square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        # True inside a square of random place and side.
-        u = torch.rand(count, 3, generator=generator, device=generator.device)
-        side = u[:, 0] * self.cutout * height
-        rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
-        inside_y = (rows - u[:, 1:2] * height).abs() * 2 <= side[:, None]
-        inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
-        return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
 
-
-@functools.lru_cache(maxsize=32)  # copied to each device once
-def _pixels_to_grid(count: float, height: int, width: int, device: torch.device) -> Tensor:
-    return (count * torch.tensor([2 / width, 2 / height])).to(device)
+@functools.lru_cache(maxsize=32)  # cached, so that the tensor is copied to each device once
+def _pixels_to_grid(pixels: float, height: int, width: int, device: torch.device) -> Tensor:
+    return (pixels * torch.tensor([2 / width, 2 / height])).to(device)
 
 
 def make_weak_view(spec: DataSpec, augment: Affine | None) -> View:
-    """Make the weak view, which never changes a label: the recommended ranges of images, or light noise on rows."""
+    """Make the weak view, which preserves the class: affine maps of images by ``augment``, or light noise on rows."""
     return View(affine=augment) if spec.is_image else View(jitter=0.05)
 
 
 def make_strong_view(spec: DataSpec, augment: Affine | None) -> View:
-    """Make the strong view of consistency training: wider ranges and cutout, or a quarter of a row masked."""
+    """Make the strong view of consistency training: wider affine maps and cutout of images, or masked rows."""
     if not spec.is_image:
         return View(mask=0.25, jitter=0.1)
     if augment is None:
@@ -166,9 +161,7 @@ def make_strong_view(spec: DataSpec, augment: Affine | None) -> View:
     return View(affine=widen_affine(augment), elastic=elastic, cutout=0.5, jitter=0.3)
 
 
-def widen_affine(augment: Affine, factor: float = 1.5) -> Affine:
-    """Widen the ranges of a distortion; flips and padding stay."""
-    rotate, scale = min(augment.rotate * factor, 180.0), min(augment.scale * factor, 0.5)
-    return replace(
-        augment, rotate=rotate, scale=scale, shift=augment.shift * factor, shear=min(augment.shear * factor, 45.0)
-    )
+def widen_affine(affine: Affine) -> Affine:
+    """Widen the ranges of a distortion by half. Flips and padding stay the same."""
+    rotate, scale = min(affine.rotate * 1.5, 180.0), min(affine.scale * 1.5, 0.5)
+    return replace(affine, rotate=rotate, scale=scale, shift=affine.shift * 1.5, shear=min(affine.shear * 1.5, 45.0))

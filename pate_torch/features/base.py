@@ -15,7 +15,7 @@ Device = torch.device | str
 
 
 class FeatureRecipe(ABC):
-    """A recipe for features that are learned from the public points alone: a frozen dataclass of options.
+    """A recipe for features that are learned from the public points alone. Subclasses are frozen dataclasses.
 
     Attributes:
         name: Name of the recipe in settings and reports.
@@ -25,29 +25,30 @@ class FeatureRecipe(ABC):
 
     @property
     def asset(self) -> PublicAsset | None:
-        """The public asset that the features use beside the public points, for the privacy statement; None if none."""
+        """Public asset that the features use besides the public points. None if there is no such asset."""
         return None
 
     @property
     def design(self) -> dict[str, Any] | None:
-        """Name and options of the network whose lower part the encoder is; None if it is no network of this package."""
+        """Name and options of the network whose trunk is the encoder. None if the encoder is another module."""
         return None
 
     def check(self, spec: DataSpec) -> None:  # noqa: B027
-        """Raise ValueError if the recipe cannot take the data."""
+        """Raise ValueError if the recipe does not support the data."""
 
     @abstractmethod
     def learn(
         self, x_P: Tensor, spec: DataSpec, *, seed: int, device: Device = "cpu", progress: Progress = do_nothing
     ) -> nn.Module:
-        """Learn an encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
+        """Learn an encoder from normalized floats [B, ...] to features [B, D]. It is returned in evaluation mode.
 
-        A run learns several times, for queries and for records: one seed must always give the same encoder.
+        A run learns features several times, for example for queries and for records, so the same seed must always give
+        the same encoder.
 
         Args:
             x_P: Raw public points.
             spec: Public facts about the data.
             seed: Seed of the training.
             device: Device of the training.
-            progress: Called at each step.
+            progress: Function that is called at each step.
         """

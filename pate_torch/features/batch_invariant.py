@@ -1,4 +1,4 @@
-"""Functions of points in batches of one shape: no point influences the rounding of another point's result."""
+"""Batches in which no point influences the rounding errors of another point's result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pate_torch.core.device import run_in_parallel, single_thread_mode
 from pate_torch.core.progress import Progress
 
 BATCH_SIZE = 8
-"""Number of points of a batch: small networks then take a third of the time of single points; more gain nothing."""
+"""Number of points in a batch. Small networks take a third of the time of single points; more points gain nothing."""
 _BLOCK_BATCHES = 64
 """Number of batches per copy from the device to the host."""
 
@@ -22,27 +22,26 @@ _BLOCK_BATCHES = 64
 def map_batch_invariant(
     fn: Callable[[Iterator[Tensor]], Tensor], x_N: Tensor, progress: Progress, batch_size: int = BATCH_SIZE
 ) -> Tensor:
-    """Apply ``fn`` to each point, [N, ...], so that no point influences another's result.
+    """Apply ``fn`` to each point, [N, ...], so that no point influences the result of another point.
 
-    In ordinary batches the last bits of a result may depend on the number of points and on a point's place among them.
-    Here all batches have one shape, filled up with blanks, and a point's place in its batch depends on its content
-    alone. The order of additions depends on the shape, on the place and on the alignment of the memory, so that no
-    point influences the rounding of another.
+    The order of additions, and so the last bits of a result, depends on the shape of the batch, on the position in the
+    batch and on the alignment of the memory. Here all batches have one shape, with zeros at unused positions, and the
+    position of a point in its batch depends on the content of the point alone.
 
     Args:
-        fn: Maps R batches of ``batch_size`` points to results [R, batch_size, ...].
+        fn: Function from R batches of ``batch_size`` points to results [R, batch_size, ...].
         x_N: Points [N, ...].
-        progress: Called in percent, because the number of points may be private.
-        batch_size: Number of points of a batch.
+        progress: Function that is called with percentages, because the number of points may be private.
+        batch_size: Number of points in a batch.
     """
     slot_N = np.array([zlib.crc32(x.tobytes()) % batch_size for x in x_N.contiguous().numpy()], dtype=np.int64)
     record_BN = [np.flatnonzero(slot_N == slot) for slot in range(batch_size)]
-    record_RB = np.full((max(1, *map(len, record_BN)), batch_size), -1)  # -1 is a blank
+    record_RB = np.full((max(1, *map(len, record_BN)), batch_size), -1)  # -1 is an unused position
     for slot, records in enumerate(record_BN):
         record_RB[: len(records), slot] = records
 
     def make_batch(record_B: Tensor) -> Tensor:
-        # Gathered, not sliced: a slice keeps the alignment of its tensor.
+        # A copy, because a slice would have the alignment of its tensor.
         x_B = x_N.new_zeros((batch_size, *x_N.shape[1:]))
         x_B[record_B >= 0] = x_N[record_B[record_B >= 0]]
         return x_B
@@ -52,7 +51,7 @@ def map_batch_invariant(
 
     with single_thread_mode():
         blank_output = compute_outputs(torch.full((1, batch_size), -1))[0]
-    # Filled in place: small tensors of each batch, between its large ones, would fragment the memory.
+    # Results are written in place, because many small tensors between large ones would fragment the memory.
     output_N = blank_output.new_empty((len(x_N), *blank_output.shape[1:]))
 
     def process_share(record_RB: Tensor, progress: Progress) -> None:

@@ -1,7 +1,7 @@
-"""Features learned from public points without labels, which costs no privacy.
+"""Contrastive features, which are learned from public points without labels and cost no privacy.
 
-The encoder learns to match two distorted copies of a point among the copies of the other points of the batch. Its
-features choose queries, initialize a student or teachers, or are frozen inputs.
+The encoder learns to match two distorted copies of a point among the copies of the other points in the batch. The
+features choose queries, initialize students or teachers, or are the frozen inputs of a model.
 
 Source: Chen et al. 2020 (SimCLR), the normalized-temperature cross-entropy of its equation 1.
 """
@@ -36,7 +36,7 @@ from pate_torch.privacy.records import DataSpec, PublicPool
 
 PRECISIONS = ("float32", "bfloat16", "auto")
 _MAX_CACHED_ENCODERS = 8
-"""Number of encoders that a process keeps: for the queries, and for each of several students."""
+"""Number of encoders that a process keeps in memory: one for the queries, and one for each of several students."""
 _ENCODER_CACHE: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 
 
@@ -45,18 +45,18 @@ class ContrastiveFeatures(FeatureRecipe):
     """A recipe for an encoder: a network without its last linear layer, trained by the contrastive loss.
 
     Attributes:
-        network: Name of the network, see ``networks.build``.
+        network: Name of the network (``networks.NETWORKS``).
         network_options: Options of the network.
         steps: Number of training steps.
-        batch_size: Number of points of a step; each is distorted twice.
+        batch_size: Number of points in a step. Each point is distorted twice.
         learning_rate: Peak learning rate.
         weight_decay: Decoupled weight decay.
         temperature: Temperature of the contrastive loss.
-        projection: Width of the layers between the features and the loss, which are dropped afterwards.
-        augment: Geometric ranges, which ``make_strong_view`` widens; None for cutout and contrast alone.
-        precision: "float32", "bfloat16" or "auto", as for students.
-        encoders: Number of encoders, each learned from its own random stream; their features are concatenated. A
-            network that starts from the recipe starts from one of them.
+        projection: Width of the layers between the features and the loss. These layers are dropped after the training.
+        augment: Ranges of the affine maps, which ``make_strong_view`` widens. None for cutout and contrast only.
+        precision: "float32", "bfloat16" or "auto" (see ``autocast``).
+        encoders: Number of encoders, each learned from a different random stream. Their features are concatenated. A
+            student that starts from the recipe copies the weights of one encoder.
     """
 
     name: str = "contrastive"
@@ -105,7 +105,7 @@ class ContrastiveFeatures(FeatureRecipe):
                 for k in range(self.encoders)
             ]
             return ConcatFeatures(run_in_parallel(parts, torch.device(device), progress))
-        # Queries and students learn the same recipe: a process learns it once per points, seed and device.
+        # Queries and students share a recipe, so a process trains once for the same points, seed and device.
         key = (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))
         if key not in _ENCODER_CACHE:
             _ENCODER_CACHE[key] = self._train(x_P.to(device), spec, seed, progress)
@@ -116,12 +116,8 @@ class ContrastiveFeatures(FeatureRecipe):
 
     @property
     def single_encoder(self) -> ContrastiveFeatures:
-        """The recipe of one encoder, from which a network can start: student k of several starts from encoder k."""
+        """The recipe of one encoder. Student k of several students starts from encoder k."""
         return replace(self, encoders=1)
-
-    def compute_features(self, x_P: Tensor, spec: DataSpec, *, seed: int, progress: Progress = do_nothing) -> Tensor:
-        """Learn an encoder and compute unit-length features of the public points, float32 [P, D], on the CPU."""
-        return encode(self.learn(x_P, spec, seed=seed, progress=progress), x_P, spec)
 
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
         network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
@@ -130,7 +126,7 @@ class ContrastiveFeatures(FeatureRecipe):
         width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
         layers = nn.Linear(width, self.projection), nn.Linear(self.projection, self.projection)
         projection_generator = rng.make_torch_generator(seed, "representation", "projection")
-        for layer in layers:  # networks.initialize would set the output layer to zero
+        for layer in layers:  # not by networks.initialize, which sets the output layer to zero
             nn.init.orthogonal_(layer.weight, generator=projection_generator)
             nn.init.zeros_(layer.bias)
         head = nn.Sequential(layers[0], nn.ReLU(), layers[1]).to(x_P.device)
@@ -157,7 +153,7 @@ class ContrastiveFeatures(FeatureRecipe):
 def learn_encoder(
     recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> nn.Module | None:
-    """Learn an encoder from the public points alone; None without a recipe."""
+    """Learn an encoder from the public points alone. Return None if ``recipe`` is None."""
     if recipe is None:
         return None
     progress = stages("Learning features of the public points")
@@ -167,13 +163,13 @@ def learn_encoder(
 def learn_features(
     recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
-    """Compute unit-length features of the public points, float32 [P, D]; None without a recipe."""
+    """Compute features of length 1 of the public points, float32 [P, D]. Return None if ``recipe`` is None."""
     encoder = None if recipe is None else learn_encoder(recipe, pool, spec, seed, device, stages)
     return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 
 def autocast(precision: str, device: torch.device) -> Any:
-    """Return a context for the forward pass in bfloat16, float32, or "auto", the faster one of the device."""
+    """Return a context for the forward pass in bfloat16 or float32. "auto" takes the faster type of the device."""
     if precision == "auto":
         is_fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
         precision = "bfloat16" if is_fast and device.type in ("cpu", "cuda") else "float32"
@@ -181,7 +177,7 @@ def autocast(precision: str, device: torch.device) -> Any:
 
 
 def compute_contrastive_loss(z_2BD: Tensor, temperature: float) -> Tensor:
-    """Compute the mean cross-entropy of finding a row's other copy, B rows apart, among all other rows."""
+    """Compute the mean cross-entropy of finding the other copy of each row, B rows apart, among all other rows."""
     z = F.normalize(z_2BD.float(), dim=1)
     similarity = (z @ z.T / temperature).fill_diagonal_(-math.inf)
     partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
@@ -189,29 +185,29 @@ def compute_contrastive_loss(z_2BD: Tensor, temperature: float) -> Tensor:
 
 
 def transfer_weights(encoder: nn.Module, network: nn.Module) -> None:
-    """Copy the encoder's weights into a network of the same design, except for its classifier."""
+    """Copy the weights of the encoder into a network of the same design, whose classifier stays the same."""
     classifier, state, own_state = get_last_linear(network) + ".", encoder.state_dict(), network.state_dict()
     trunk_shapes = {name: value.shape for name, value in own_state.items() if not name.startswith(classifier)}
     if trunk_shapes != {name: value.shape for name, value in state.items()}:
-        raise ValueError("features.network: must be the student's network with the same network_options")
+        raise ValueError("features.network: must be the student's network with the same network_options.")
     network.load_state_dict(state, strict=False)
 
 
 @torch.no_grad()
 def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
-    """Compute unit-length features of raw points, float32 [P, D], on the CPU."""
+    """Compute features of length 1 of raw points, float32 [P, D], on the CPU."""
     return torch.cat([embed(encoder, part, spec) for part in x_P.split(batch)]).cpu()
 
 
 @torch.no_grad()
 def embed(encoder: nn.Module, x_B: Tensor, spec: DataSpec) -> Tensor:
-    """Compute unit-length features of a batch of raw points, float32 [B, D], on the encoder's device."""
+    """Compute features of length 1 of a batch of raw points, float32 [B, D], on the device of the encoder."""
     x_B = spec.normalize(to_device(x_B, _get_device(encoder)))
     return F.normalize(encoder.eval()(x_B).float().flatten(1), dim=1)
 
 
 def append_mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:
-    """Append one mean-shift step among the raw public points (``networks.MeanShift``), if ``neighbors`` > 0."""
+    """Append one mean-shift step towards the public points (``networks.MeanShift``) if ``neighbors`` > 0."""
     if neighbors == 0:
         return encoder
     feature_PD = encode(encoder, x_P, spec)

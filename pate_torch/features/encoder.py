@@ -1,13 +1,14 @@
-r"""A frozen public network of the user's turns texts, images or rows into features, each point by itself.
+r"""Frozen encoders: public networks of the user that compute features of texts, images or rows.
 
     python train.py dataset=text dataset.path=mails.csv features=encoder \
         features.weights=table.safetensors features.tokenizer=tokenizer.json
 
-Teachers, methods and students see the features alone, and the published student names the encoder by its hash.
+Methods, teachers and students use only the features. The published student names the encoder by a hash.
 
-Guarantee: a point's features are a function of that point and the encoder alone, bit for bit: batches have one shape,
-and a point's place in its batch depends on its content (``map_batch_invariant``). With ``batch_size=1``, the default,
-a point is alone in its batch. So adding or removing a unit changes no other unit's features, and no sensitivity.
+Guarantee: the features of a point are a function of that point and the encoder alone, bit for bit. All batches have one
+shape, and the position of a point in its batch depends on the content of the point (``map_batch_invariant``). With
+``batch_size=1``, the default, each point is alone in its batch. Therefore the features of one unit do not depend on
+other units, and an encoder changes no sensitivity.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from pate_torch.networks import remove_head
 from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderCard
 
 TOKENIZER_FILE = "tokenizer.json"
+"""Name of the tokenizer in a release."""
 _NUM_CHECKED_POINTS = 16
-"""Number of public points on which ``check_batch_independence`` tries an encoder."""
+"""Number of public points on which ``check_batch_independence`` tests an encoder."""
 TEXT_SPEC = DataSpec(
     name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
 )
-"""The specification of texts that belong to no data set."""
+"""Specification of texts that belong to no data set."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,24 +51,24 @@ class Encoder:
     """A frozen encoder: an ONNX file, a table of token vectors with a tokenizer, or a torch module with its weights.
 
     Attributes:
-        name: Name that the authors of the encoder gave it.
-        weights: A .safetensors or .onnx file, or "package:path" for a file of an installed package, whose code is not
-            run. None if the module has its own weights.
-        module: A torch module. None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
-        tokenizer: A tokenizer.json, for texts.
-        max_length: Largest number of tokens of a text; longer texts are cut.
-        special_tokens: Whether the tokenizer adds its special tokens. None adds them except for tables of vectors.
-        pooling: Vector that represents a text: the "mean" of its tokens' vectors, or the "first".
-        headless: Whether to remove the module's last linear layer, whose inputs are then the features.
-        size: Height and width to which images are resized. None if they keep their size.
-        mean: Mean of each channel, in 0..1, by which images are normalized. None for the mean of the data.
-        std: Standard deviation of each channel. None for that of the data.
-        batch_size: Number of points of a batch.
+        name: Name of the encoder in reports.
+        weights: Path of a .safetensors or .onnx file, or "package:path" for a file of an installed package, whose code
+            is not run. None if the weights of ``module`` are used.
+        module: Torch module. None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
+        tokenizer: Path of a tokenizer.json. None if points are no texts.
+        max_length: Largest number of tokens of a text. Longer texts are cut.
+        special_tokens: Whether the tokenizer adds special tokens. None for yes, except for a table of token vectors.
+        pooling: Feature vector of a text: the "mean" of the token vectors, or the "first" token vector.
+        headless: Whether to remove the last linear layer of the module. The inputs of this layer are then the features.
+        size: Height and width in pixels to which images are resized. None if images keep their size.
+        mean: Mean of each channel, in 0..1, for the normalization of images. None for the mean of the data set.
+        std: Standard deviation of each channel. None for the standard deviation of the data set.
+        batch_size: Number of points in a batch.
         license: License of the encoder, for the privacy statement.
-        trained_on: Training data of the encoder, as far as declared.
-        disjoint: Whether you know that the training data hold no private record; otherwise the statement warns.
-        publish: Whether to put the files beside the published student, if the license allows it.
-        cache_gb: Largest size of the encoded points on disk, in GB; 0 keeps none.
+        trained_on: Description of the training data, for the privacy statement. None if the training data are unknown.
+        disjoint: Whether the training data hold no private record. If False, the privacy statement warns.
+        publish: Whether to publish the files with the student. The license must allow the publication.
+        cache_gb: Largest total size in GB of the encoded points on disk. 0 for no cache.
     """
 
     name: str = "encoder"
@@ -100,15 +102,15 @@ class Encoder:
         if (self.mean is None) != (self.std is None):
             raise checks.error("features.std", self.std, "must be given together with features.mean")
         if self.module is not None and not isinstance(self.module, nn.Module):
-            fix = "Give it a _target_ that makes one."
+            fix = "Set features.module._target_ to a class or function of your code."
             raise checks.error("features.module", type(self.module).__name__, "must be a torch module", fix)
 
     @property
     def kind(self) -> str:
-        """The kind of the encoder: torch, onnx or static."""
+        """The kind of the encoder: "torch" module, "onnx" file or "static" table of token vectors."""
         if self.weights is None and self.module is None:
             fix = "Set features.weights=<file>, and features.tokenizer=<file> for texts."
-            raise checks.error("features.weights", None, "must name the encoder's weights", fix)
+            raise checks.error("features.weights", None, "must be the file of the encoder's weights", fix)
         if self.module is not None:
             return "torch"
         assert self.weights is not None
@@ -116,36 +118,31 @@ class Encoder:
             return "onnx"
         if self.tokenizer is not None:
             return "static"
-        message = "needs features.module, the network that they are of, or features.tokenizer"
-        raise checks.error("features.weights", self.weights, message, "A file that needs neither ends in .onnx.")
+        message = "needs features.module (the network of these weights) or features.tokenizer"
+        raise checks.error("features.weights", self.weights, message, "Only a .onnx file needs neither.")
 
     @functools.cached_property
     def files(self) -> dict[str, Path]:
-        """The paths of the weights and the tokenizer, if they are files."""
+        """Path of each file by "weights" and "tokenizer"."""
         locations = {"weights": self.weights, "tokenizer": self.tokenizer}
         return {key: resolve_file(f"features.{key}", value) for key, value in locations.items() if value is not None}
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each file; for a module with its own weights, of its tensors."""
+        """SHA-256 of each file by "weights" and "tokenizer", or of the module's tensors if there is no weights file."""
         digests = {key: compute_file_digest(path) for key, path in self.files.items()}
         if "weights" not in digests and self.module is not None:
             digests["weights"] = _compute_digest(self.module)
         return digests
 
-    def get_published_files(self) -> dict[str, Path]:
-        """Return the files to publish beside the student, by their names there; none unless the owner agrees."""
-        files = self.files.items() if self.publish else ()
-        return {TOKENIZER_FILE if key == "tokenizer" else path.name: path for key, path in files}
-
     def make_card(self, points: DataSpec) -> EncoderCard:
-        """Describe the encoder for a release; ValueError if it cannot take these points."""
+        """Describe the encoder for a release. Raise ValueError if the tokenizer does not fit the kind of the points."""
         if points.kind == "text" and self.tokenizer is None:
-            fix = "Set it to a tokenizer.json."
-            raise checks.error("features.tokenizer", None, "must be given: points are texts", fix)
+            fix = "Set features.tokenizer to the path of a tokenizer.json."
+            raise checks.error("features.tokenizer", None, "must be set, because points are texts", fix)
         if points.kind != "text" and self.tokenizer is not None:
-            fix = "Leave it out, or use dataset=text."
-            raise checks.error("features.tokenizer", self.tokenizer, f"is for texts, and points are {points.kind}", fix)
+            message, fix = f"must be null, because points are {points.kind}", "Texts need dataset=text."
+            raise checks.error("features.tokenizer", self.tokenizer, message, fix)
         kind = self.kind
         options: dict[str, Any] = {"batch_size": self.batch_size}
         if points.kind == "text":
@@ -172,30 +169,25 @@ class Encoder:
 
     @classmethod
     def from_card(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
-        """Make the encoder of a student's card from local files, by "weights" and "tokenizer"."""
+        """Make the encoder that a card describes. ``files`` holds paths by "weights" and "tokenizer"."""
         if card.kind not in ("onnx", "static"):
-            fix = "Give Encoder(module=..., weights=...), of pate_torch.features.encoder."
-            raise checks.error("encoder", card.name, f"is {card.module or 'unknown'}, whose code no file holds", fix)
+            fix = "Pass an Encoder(module=..., weights=...) of pate_torch.features.encoder."
+            message = f"is the torch module {card.module or 'unknown'}, which cannot be loaded from files"
+            raise checks.error("encoder", card.name, message, fix)
         if unknown := sorted(set(files) - {"weights", "tokenizer"}):
             raise checks.error("encoder", unknown[0], "must be weights or tokenizer")
         return cls(name=card.name, **files, **card.options)  # type: ignore[arg-type]
 
     @staticmethod
     def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
-        """Locate the files of a published encoder, by "weights" and "tokenizer"."""
+        """Return the paths of the files of a published encoder, by "weights" and "tokenizer"."""
         names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
         return {key: str(folder / name) for key, name in names.items() if name is not None}
-
-    @property
-    def architecture(self) -> str:
-        """The code that decides the features beside the card's ``identity``, as part of the key of the cache."""
-        module = "" if self.module is None else f" {self.module!r}"
-        return f"torch {torch.__version__}{module}"
 
     def encode(
         self, x: Any, points: DataSpec = TEXT_SPEC, *, device: Device = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
-        """Compute features [N, D], float32 on the CPU, of each point by itself, bit for bit."""
+        """Compute features [N, D], float32 on the CPU. The features of a point do not depend on other points."""
         x, run = self.to_tensor(x, points), self.make_runner(points, device)
 
         def encode_batches(batches: Iterator[Tensor]) -> Tensor:
@@ -204,14 +196,14 @@ class Encoder:
         return map_batch_invariant(encode_batches, x, progress, self.batch_size)
 
     def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
-        """Convert points, such as texts or the columns of a table, to a tensor."""
+        """Convert points (texts, arrays or the columns of a table) to a tensor of raw points."""
         is_table = isinstance(x, Mapping) or hasattr(x, "columns")
         if points.kind == "text" and not isinstance(x, Tensor):
             if is_table:
                 checks.one_of("text", points.text, [str(name) for name in x])
                 x = x[points.text]
             if isinstance(x, str):
-                raise checks.error("texts", "a single text", "must be a list of texts")
+                raise checks.error("texts", "one text", "must be a list of texts")
             return texts.encode_texts("texts", list(x), points.input_shape[0])
         if is_table and points.schema is not None:
             return torch.from_numpy(points.schema.encode(x))
@@ -222,7 +214,7 @@ class Encoder:
         return x
 
     def make_runner(self, points: DataSpec, device: Device = "cpu") -> Callable[[Tensor], Tensor]:
-        """Make a function from raw points to features, float32 [B, D]; ValueError if the encoder cannot take them."""
+        """Make a function from raw points to features, float32 [B, D]. Raise ValueError if a batch of zeros fails."""
         card = self.make_card(points)
         compute, pooling = self._make_runtime(device), "mean" if card.kind == "static" else self.pooling
         preprocess = self._make_tokenizer(card) if points.kind == "text" else functools.partial(self._normalize, points)
@@ -238,13 +230,14 @@ class Encoder:
         except Exception as error:  # a module of the user may raise anything
             reason = " ".join(str(error).split())[:200]
             message = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({reason})"
-            raise checks.error("features.name", self.name, message, "Give it points as it was trained on.") from error
+            raise checks.error("features.name", self.name, message, "Choose an encoder for such points.") from error
         return run
 
     def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: Device = "cpu") -> None:
         """Raise ValueError if the features of one public point depend on another point."""
-        # In layers that normalize over a batch, and in quantization by a batch's range, features depend on the other
-        # points of the batch; in a module with a state, on earlier points. A sample is tried in two orders, and alone.
+        # Batch normalization and quantization by the range of a batch make features depend on the other points of the
+        # batch. A state of the module makes features depend on earlier points. A sample is therefore encoded twice, in
+        # reverse order, and point by point.
         run, size = self.make_runner(points, device), self.batch_size
         count = size * math.ceil(_NUM_CHECKED_POINTS / size)
         x_S = x_P[torch.linspace(0, len(x_P) - 1, count).long()]  # a small pool repeats points
@@ -256,10 +249,10 @@ class Encoder:
         if not bool(feature_SD.isfinite().all()):
             raise checks.error("features.name", self.name, "returns features of public points that are not finite")
         if not torch.equal(encode(x_S), feature_SD):
-            raise checks.error("features.name", self.name, "returns other features of the same point the second time")
-        message = "mixes points: a point has other features in a batch than alone"
+            raise checks.error("features.name", self.name, "returns different features of a point the second time")
+        message = "mixes points: the features of a point depend on the other points in its batch"
         dependence_error = checks.error("features.batch_size", size, message, "Use features.batch_size=1.")
-        if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, and beside others
+        if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # in the reverse order
             raise dependence_error
         for slot in range(size if size > 1 else 0):
             single_x = torch.zeros_like(x_S[:size])
@@ -306,9 +299,9 @@ class Encoder:
                 decoded_texts = texts.decode_texts(x_B)
                 token_ids = [tokenizer.encode(t, add_special_tokens=add_special_tokens).ids for t in decoded_texts]
             except Exception as error:  # the message does not quote the text
-                message = "cannot read every text: it has no token for unknown words"
+                message = "cannot encode every text, perhaps because it has no token for unknown words"
                 raise checks.error("features.tokenizer", str(path), message) from error
-            # In a batch of one, a text keeps its length; in larger batches all have one length, which is public.
+            # In a batch of one, a text keeps its length. In larger batches all texts get the public length max_length.
             length = max(1, len(token_ids[0])) if self.batch_size == 1 else self.max_length
             ids_BL = torch.tensor([ids + [pad_id] * (length - len(ids)) for ids in token_ids], dtype=torch.int64)
             count_B = torch.tensor([len(ids) for ids in token_ids])
@@ -328,9 +321,10 @@ def resolve_file(key: str, location: str) -> Path:
         for folder in (module_spec.submodule_search_locations or ()) if module_spec is not None else ():
             if (Path(folder) / inner_path).is_file():
                 return Path(folder) / inner_path
-        reason = f"has no file {inner_path}" if module_spec is not None else "is not installed"
-        raise checks.error(key, location, f"the package {package} {reason}", f"pip install {package}.")
-    raise checks.error(key, location, "must be a file that is there", f"Looked for {path.absolute()}.")
+        if module_spec is None:
+            raise checks.error(key, location, f"the package {package} is not installed", f"pip install {package}.")
+        raise checks.error(key, location, f"the package {package} has no file {inner_path}")
+    raise checks.error(key, location, "must be an existing file", f"Looked for {path.absolute()}.")
 
 
 def _compute_digest(module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""How a batch of points is run through a frozen encoder (torch, ONNX or a table), and a cache of features on disk."""
+"""Runtimes of frozen encoders (torch modules, ONNX files, tables of token vectors), and a cache of features on disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from pate_torch.features.base import Device
 
 
 class Tokens(NamedTuple):
-    """Texts as tokens: ids int64 [B, L], and a mask int64 [B, L] that is 1 at tokens and 0 at padding."""
+    """Tokens of texts: ids, int64 [B, L], and a mask, int64 [B, L], that is 1 at tokens and 0 at padding."""
 
     ids_BL: Tensor
     mask_BL: Tensor
@@ -31,7 +30,7 @@ class Tokens(NamedTuple):
 
 Points = Tensor | Tokens
 Runtime = Callable[[Points], Tensor]
-"""Maps a batch of points, or of their tokens, to the output of the encoder's network, on its device."""
+"""Function from a batch of points or tokens to the output of the encoder's network, on the device of the encoder."""
 
 
 def make_torch_runtime(module: nn.Module, device: Device) -> Runtime:
@@ -42,34 +41,35 @@ def make_torch_runtime(module: nn.Module, device: Device) -> Runtime:
     def run(points: Points) -> Tensor:
         inputs = points if isinstance(points, Tokens) else (points,)
         output = module(*(tensor.to(device) for tensor in inputs))
-        output = getattr(output, "last_hidden_state", output)  # the output of the models of transformers
+        output = getattr(output, "last_hidden_state", output)  # models of the transformers library
         return output[0] if isinstance(output, tuple | list) else output
 
     return run
 
 
 def load_weights(module: nn.Module, weights: Path) -> None:
-    """Load all tensors of a safetensors file into a module; ValueError if names or shapes are not the module's."""
+    """Load a safetensors file into a module. Raise ValueError if names or shapes differ from those of the module."""
     if weights.suffix in {".pt", ".pth", ".bin", ".ckpt"}:
         fix = (
-            'Convert it once, without running code of it: python -c "from pate_torch.features.encoding import convert; '
-            f"convert('{weights.name}', '{weights.stem}.safetensors')\"."
+            'Convert the file once, without running its code: python -c "from pate_torch.features.encoding import '
+            f"convert; convert('{weights.name}', '{weights.stem}.safetensors')\"."
         )
         raise checks.error("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
     tensors, expected = read_tensors(weights), module.state_dict()
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     common = expected.keys() & tensors.keys()
     mismatched = sorted(name for name in common if expected[name].shape != tensors[name].shape)
-    fix = f"They must be those of {type(module).__name__}."
-    for verb, names in (("lack", missing), ("hold the unknown", extra), ("have another shape of", mismatched)):
+    fix = f"The tensors must be those of {type(module).__name__}."
+    problems = (("lacks the tensor", missing), ("has the unknown tensor", extra), ("has another shape of", mismatched))
+    for problem, names in problems:
         if names:
             others_text = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise checks.error("features.weights", str(weights), f"{verb} {names[0]}{others_text}", fix)
+            raise checks.error("features.weights", str(weights), f"{problem} {names[0]}{others_text}", fix)
     module.load_state_dict(tensors)
 
 
 def convert(pickle: Path | str, weights: Path | str) -> None:
-    """Write the tensors of a pickle, which torch reads without running its code, as safetensors."""
+    """Convert the tensors of a pickle to safetensors, without running code of the pickle."""
     tensors = torch.load(pickle, map_location="cpu", weights_only=True)
     tensors = tensors.get("state_dict", tensors)
     with atomic_replacement(Path(weights)) as temporary:
@@ -80,8 +80,8 @@ def make_static_runtime(weights: Path) -> Runtime:
     """Make the runtime of a safetensors file that holds one table of token vectors [V, D]."""
     tables = list(read_tensors(weights).values())
     if len(tables) != 1 or tables[0].dim() != 2:
-        fix = "Give features.module, the network that they are of."
-        raise checks.error("features.weights", str(weights), "is not one table of token vectors", fix)
+        fix = "For the weights of a network, set features.module."
+        raise checks.error("features.weights", str(weights), "must hold one table of token vectors", fix)
     table_VD = tables[0].float()
 
     def run(points: Points) -> Tensor:
@@ -92,7 +92,7 @@ def make_static_runtime(weights: Path) -> Runtime:
 
 
 def make_onnx_runtime(weights: Path) -> Runtime:
-    """Make the runtime of an ONNX file, by onnxruntime on one thread of the CPU."""
+    """Make the runtime of an ONNX file: onnxruntime on one thread of the CPU."""
     ort = import_optional("onnxruntime", "onnx", "features.weights", str(weights))
     check_no_external_data(weights)
     options = ort.SessionOptions()
@@ -120,13 +120,13 @@ _TENSOR_FIELDS: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-"""The fields of each message of an ONNX file that hold tensors, by number. Source: onnx.proto."""
+"""Numbers of the fields of each message of an ONNX file that lead to tensors. Source: onnx.proto."""
 _EXTERNAL_DATA_FIELD, _DATA_LOCATION_FIELD = 13, 14
 
 
 def check_no_external_data(weights: Path) -> None:
-    """Raise ValueError if an ONNX file is damaged, or names tensors outside of it, which its hash would not cover."""
-    # onnxruntime requires protobuf, but not the classes of ONNX: an empty message keeps every field as unknown.
+    """Raise ValueError if an ONNX file is damaged or has tensors in other files, which its hash does not cover."""
+    # onnxruntime installs protobuf without the classes of ONNX. An empty message keeps every field as unknown.
     protobuf = import_optional("google.protobuf.message", "onnx", "features.weights", str(weights))
     empty = importlib.import_module("google.protobuf.empty_pb2").Empty
     make_fields = importlib.import_module("google.protobuf.unknown_fields").UnknownFieldSet
@@ -138,12 +138,12 @@ def check_no_external_data(weights: Path) -> None:
                 number, value = field.field_number, field.data
                 is_external = number == _EXTERNAL_DATA_FIELD or (number == _DATA_LOCATION_FIELD and value != 0)
                 if kind == "tensor" and is_external:
-                    fix = "Export it with its tensors inside the file."
-                    raise checks.error("features.weights", str(weights), "keeps tensors in another file", fix)
+                    fix = "Export the network with all tensors in one file."
+                    raise checks.error("features.weights", str(weights), "has tensors in another file", fix)
                 if number in _TENSOR_FIELDS[kind] and isinstance(value, bytes):
                     pending.append((_TENSOR_FIELDS[kind][number], value))
     except protobuf.DecodeError as error:
-        raise checks.error("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
+        raise checks.error("features.weights", str(weights), "is not a readable ONNX file (truncated)") from error
 
 
 def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
@@ -158,7 +158,7 @@ def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
 
 
 def import_optional(module: str, extra: str, key: str, value: str) -> Any:
-    """Import a package of an extra."""
+    """Import a module of an optional extra. Raise ValueError, which names ``key`` and the extra, if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -167,7 +167,7 @@ def import_optional(module: str, extra: str, key: str, value: str) -> Any:
 
 
 def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
-    """Pool the output of a network to float32 [B, D]: the mean or first of token vectors, the mean of a feature map."""
+    """Pool the output of a network, token vectors [B, L, D] or a feature map [B, D, H, W], to float32 [B, D]."""
     output = output.float()
     if isinstance(points, Tokens) and output.dim() == 3:
         if pooling == "first":
@@ -181,70 +181,63 @@ def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
 
 CACHE_README = """PRIVATE: do not publish, do not share.
 
-These files hold the features that a frozen encoder computed, also those of private records. They reveal single
-records. You may delete them at any time; missing features are computed again.
+These files hold the features that a frozen encoder computed of public and private records. The features reveal single
+records. You may delete the files at any time; missing features are computed again.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodingCache:
-    """PRIVATE. Features on disk, ``<root>/features/<data set>-<side>-<key>.safetensors``, in a folder of the owner's.
+def load_or_encode(
+    root: Path,
+    name: str,
+    key_facts: Mapping[str, object],
+    x_N: Tensor,
+    encode: Callable[[], Tensor],
+    *,
+    max_bytes: int,
+    notify: Callable[[str], object],
+) -> Tensor:
+    """PRIVATE. Return the features of the points, from ``<root>/features/<name>-<key>.safetensors`` or ``encode``.
 
-    The key is a hash of the encoder, its options and the points, and as private as they are. When the limit is passed,
-    the least recently used file is deleted first. To forget a record, delete the files of its data set.
+    The key is a hash of ``key_facts`` and the points, and is as private as the points. If the files exceed the limit,
+    the least recently used files are deleted. To forget a record, delete the files of its data set.
 
-    Attributes:
-        root: The folder of teachers and ledger.
-        max_bytes: Largest total size of the files; 0 keeps none.
-        notify: Called with messages, such as which process encodes the same points.
+    Args:
+        root: Folder of the teachers and the ledger, which is private.
+        name: Start of the file name.
+        key_facts: Plain data (JSON) that determines the features together with the points.
+        x_N: Raw points.
+        encode: Function that computes the features.
+        max_bytes: Largest total size of the files in bytes. 0 for no cache.
+        notify: Function that is called with messages for the user.
     """
+    if not max_bytes:
+        return encode()
+    key_text = json.dumps([key_facts, compute_tensor_digest(x_N)], sort_keys=True)
+    key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
+    file = create_private_folder(root / "features", CACHE_README) / f"{name}-{key}.safetensors"
 
-    root: Path
-    max_bytes: int
-    notify: Callable[[str], object]
+    def report_wait(holder: str) -> None:
+        notify(f"Waiting for {holder}, which encodes the same points.")
 
-    def get_or_encode(
-        self, name: str, key_facts: Mapping[str, object], x_N: Tensor, encode: Callable[[], Tensor]
-    ) -> Tensor:
-        """Return the features of the points: those on disk, or else those that ``encode`` computes.
-
-        Args:
-            name: Start of the file's name.
-            key_facts: Plain data that decides the features beside the points.
-            x_N: The points.
-            encode: Function that computes the features.
-        """
-        if not self.max_bytes:
-            return encode()
-        key_text = json.dumps([key_facts, compute_tensor_digest(x_N)], sort_keys=True)
-        key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
-        file = create_private_folder(self.root / "features", CACHE_README) / f"{name}-{key}.safetensors"
-
-        def report_wait(holder: str) -> None:
-            self.notify(f"Waiting for {holder}, which encodes the same points.")
-
-        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_wait):
-            if file.exists():
-                try:
-                    feature_ND = read_tensors(file)["features"]
-                    os.utime(file)  # the time of the last use
-                    return feature_ND
-                except (ValueError, KeyError):  # damaged: encoded again
-                    file.unlink(missing_ok=True)
-            feature_ND = encode()
-            self._save(file, feature_ND)
+    with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_wait):
+        if file.exists():
+            try:
+                feature_ND = read_tensors(file)["features"]
+                os.utime(file)  # records the time of the last use
+                return feature_ND
+            except (ValueError, KeyError):  # a damaged file is replaced
+                file.unlink(missing_ok=True)
+        feature_ND = encode()
+        size = feature_ND.numel() * feature_ND.element_size()
+        if size > max_bytes:
+            notify(f"Encoded points are not cached: {size / 1e9:.2g} GB are more than features.cache_gb.")
             return feature_ND
-
-    def _save(self, file: Path, x_ND: Tensor) -> None:
-        size = x_ND.numel() * x_ND.element_size()
-        if size > self.max_bytes:
-            self.notify(f"Encoded points are not kept: they take {size / 1e9:.2g} GB, more than features.cache_gb.")
-            return
         cached_files = sorted(file.parent.glob("*.safetensors"), key=lambda cached_file: cached_file.stat().st_mtime)
         total = size + sum(cached_file.stat().st_size for cached_file in cached_files)
-        while total > self.max_bytes:
+        while total > max_bytes:
             oldest = cached_files.pop(0)
             total -= oldest.stat().st_size
             oldest.unlink(missing_ok=True)
         with atomic_replacement(file) as temporary:
-            save_file({"features": x_ND.contiguous()}, temporary)
+            save_file({"features": feature_ND.contiguous()}, temporary)
+        return feature_ND

@@ -1,8 +1,9 @@
-"""Random Fourier features, by which a linear model separates classes that no plane separates. Nothing is trained.
+"""Random Fourier features, with which a linear model separates classes that are not linearly separable.
 
-A point x is followed by sqrt(2) cos(x W + b), with normal W and uniform b. Inner products of these approximate the
-Gaussian kernel exp(-|x - x'|^2 / 2 s^2), whose width s is the median distance of the public points. The features suit
-rows of numbers with ``method=gradients``, whose public model is linear in the features.
+The features of a point x are x and sqrt(2) cos(x W + b), with normal W and uniform b; nothing is trained. The mean
+product of the cosines of two points approximates the Gaussian kernel exp(-|x - x'|^2 / 2 s^2), whose width s is a
+multiple of the median distance of the public points. The features suit rows of numbers with ``method=gradients``, whose
+public model is linear in the features.
 
 Source: Rahimi and Recht 2007, "Random features for large-scale kernel machines".
 """
@@ -25,7 +26,7 @@ from pate_torch.networks import Fourier, remove_head
 from pate_torch.privacy.records import DataSpec
 
 _NUM_COMPARED_POINTS = 500
-"""Number of public points whose distances are computed."""
+"""Number of public points in the estimate of the median distance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class FourierFeatures(FeatureRecipe):
     """A recipe that appends random cosines to the points.
 
     Attributes:
-        cosines: Number F of cosines; a point of D numbers has D + F features.
-        width: Width of the kernel, in median distances of the public points.
+        cosines: Number F of cosines. A point of D numbers gets D + F features.
+        width: Width of the kernel, as a multiple of the median distance of the public points.
     """
 
     name: str = "fourier"
@@ -56,8 +57,8 @@ class FourierFeatures(FeatureRecipe):
         network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
         module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
         z_PD = spec.normalize(x_P.cpu()).flatten(1)
-        compared = torch.randperm(len(z_PD), generator=generator)[:_NUM_COMPARED_POINTS]
-        distance = torch.pdist(z_PD[compared].double())
+        sample = torch.randperm(len(z_PD), generator=generator)[:_NUM_COMPARED_POINTS]
+        distance = torch.pdist(z_PD[sample].double())
         distance = distance[distance > 0]
         scale = self.width * (float(distance.median()) if len(distance) else 1.0)
         module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=generator) / scale)

@@ -1,6 +1,6 @@
 """The k-nearest-neighbor graph of the public points, its leading eigenvectors, and label propagation along its edges.
 
-Distances to far points mean little in learned features and less in pixels, unlike paths through near neighbors.
+Distances between far points carry little information about classes, so far points are compared by paths of neighbors.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
-"""Number of entries of one block of distances: a block fits the cache of a core, or keeps a GPU busy (256 MB)."""
+"""Number of entries in a block of distances. A block fits the cache of a CPU core, or keeps a GPU busy (256 MB)."""
 _GROUP_COLUMNS = 16
-"""Columns that share a minimum in the search for the smallest entries of a row."""
+"""Number of columns in a group of the search for the smallest entries (``_select_smallest``)."""
 
 
 @single_thread_mode()  # the rounding depends on the number of threads
 def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
     """Project normalized points on their leading principal axes, [P, min(D, width)] on the CPU.
 
-    These rows compare raw points where no features are learned.
+    Distances between points are computed from these rows if no features are learned.
     """
     x_PD = spec.normalize(x_P.cpu()).flatten(1)
     x_PD = x_PD - x_PD.mean(0)
     if x_PD.shape[1] <= width:
         return x_PD
-    # The smaller of the two Gram matrices: text-like rows have far more features than points.
+    # The smaller of the two Gram matrices, because some rows have far more features than there are points.
     if x_PD.shape[1] <= len(x_PD):
         return x_PD @ torch.linalg.eigh(x_PD.T @ x_PD).eigenvectors[:, -width:]
     values, vectors = torch.linalg.eigh(x_PD @ x_PD.T)
@@ -41,7 +41,7 @@ def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
 
 
 def to_graph_device(x_PD: Tensor, device: torch.device) -> Tensor:
-    """Move points to the device that compares them: the run's, or the CPU where the device lacks operations."""
+    """Move points to the device of the distances: ``device``, or the CPU if ``device`` lacks operations (MPS)."""
     return x_PD.to("cpu" if device.type == "mps" else device)
 
 
@@ -50,8 +50,8 @@ class Graph:
     """A symmetric graph, normalized by degree.
 
     Attributes:
-        weight_PP: w_ij / sqrt(d_i d_j), sparse.
-        spacing_P: Mean distance of each point to its neighbors, which is small where points are dense.
+        weight_PP: Normalized edge weights w_ij / sqrt(d_i d_j), sparse.
+        spacing_P: Mean distance of each point to its neighbors, which is small in dense regions.
     """
 
     weight_PP: csr_array
@@ -62,24 +62,24 @@ class Graph:
 
     @property
     def device(self) -> torch.device:
-        """The device of products, which is the CPU."""
+        """The device of products with the graph: the CPU."""
         return torch.device("cpu")
 
     def __matmul__(self, value_PC: Tensor) -> Tensor:
-        # SciPy multiplies row by row in one thread: the same bits on every machine, also of private predictions.
+        # SciPy multiplies row by row in one thread, so results have the same bits on every machine.
         return torch.from_numpy(self.weight_PP @ value_PC.numpy())
 
 
 def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
-    """Join each point to its nearest ``neighbors`` by edges of weight exp(-d_ij^2 / (s_i s_j)), float32.
+    """Connect each point to its nearest ``neighbors`` by edges of weight exp(-d_ij^2 / (s_i s_j)), float32.
 
-    s_i is the distance to the last of i's neighbors (Zelnik-Manor and Perona 2004), so that sparse and dense regions
-    are connected alike. Memory is P x neighbors, plus one block of distances on the points' device.
+    s_i is the distance of i to its last neighbor (Zelnik-Manor and Perona 2004), so that sparse and dense regions are
+    connected alike. The memory is P x neighbors, plus one block of distances on the device of the points.
     """
     checks.integer("neighbors", neighbors, low=1)
     count, num_near = len(x_PD), min(neighbors, len(x_PD) - 1)
     if num_near < 1:
-        raise ValueError(f"graph: needs at least two points, the pool has {count}")
+        raise ValueError(f"public points: the neighbor graph needs at least two points, not {count}")
     squared_PK, neighbor_PK = (part.cpu() for part in find_nearest(x_PD.float(), num_near))
     distance_PK = squared_PK.sqrt()
     scale_P = distance_PK[:, -1].clamp(min=1e-6)
@@ -94,13 +94,13 @@ def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
 
 
 def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the ``count`` nearest other points of each, on their device: squared distances and indices, both [P, K].
+    """Find the ``count`` nearest other points of each point: squared distances and indices, both [P, count].
 
     One product and one selection per block are twice as fast as scikit-learn's brute force (benchmarks/README.md).
     """
     norm_P, parts = x_PD.square().sum(1), []
     block_rows = max(1, (_CPU_BLOCK_ENTRIES if x_PD.device.type == "cpu" else _GPU_BLOCK_ENTRIES) // len(x_PD))
-    buffer_BP = x_PD.new_empty(min(block_rows, len(x_PD)), len(x_PD))  # allocated once: saves a fifth of the time
+    buffer_BP = x_PD.new_empty(min(block_rows, len(x_PD)), len(x_PD))  # one allocation saves a fifth of the time
     for start in range(0, len(x_PD), block_rows):
         x_BD, norm_B = x_PD[start : start + block_rows], norm_P[start : start + block_rows]
         squared_BP = torch.add(norm_P, norm_B[:, None], out=buffer_BP[: len(x_BD)])
@@ -111,10 +111,10 @@ def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Select the ``count`` smallest entries of each row, increasing, and their indices, [B, count].
+    """Select the ``count`` smallest entries of each row, in increasing order, and their indices, both [B, count].
 
-    Columns are divided into groups. The smallest entries lie in the groups with the ``count`` smallest minima, so that
-    one pass for the minima leaves a few groups to sort.
+    Columns are divided into groups. The smallest entries lie in the groups with the ``count`` smallest minima, so only
+    these groups are sorted.
     """
     groups = value_BP.shape[1] // _GROUP_COLUMNS
     if groups <= count:
@@ -134,31 +134,31 @@ def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def compute_eigenvectors(
     graph: Graph, width: int, generator: torch.Generator, iterations: int = 60
 ) -> tuple[Tensor, Tensor]:
-    """Compute the largest eigenvalues [W], increasing, and their vectors [P, W], W = min(width, P).
+    """Compute the largest eigenvalues [W], in increasing order, and their vectors [P, W], W = min(width, P).
 
-    Subspace iteration with the lazy walk (graph + 1)/2, which has no negative eigenvalues, converges to the smooth
-    directions. ARPACK is slower, and more so for more vectors (docs/experiments/speed.md).
+    Subspace iteration with the lazy walk (graph + 1)/2, which has no negative eigenvalues, converges to the leading
+    eigenvectors. ARPACK is slower, especially for many vectors (docs/experiments/speed.md).
     """
     size = min(width + 8, len(graph))
     basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
     for step in range(1, iterations + 1):
         basis = (graph @ basis).add_(basis).div_(2)
-        if step % 5 == 0 or step == iterations:  # rarer steps keep the subspace
+        if step % 5 == 0 or step == iterations:  # every fifth step suffices for the subspace
             basis = torch.linalg.qr(basis).Q
     values, vectors = torch.linalg.eigh(basis.T @ (graph @ basis))
     return values[-width:], (basis @ vectors)[:, -width:]
 
 
 def compute_spectral_embedding(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> Tensor:
-    """Compute unit rows of the leading eigenvectors, [P, min(width, P)] (Ng, Jordan and Weiss 2002)."""
+    """Compute the rows of the leading eigenvectors, scaled to length 1, [P, min(width, P)] (Ng et al. 2002)."""
     return F.normalize(compute_eigenvectors(graph, width, generator, iterations)[1], dim=1)
 
 
 def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
     """Propagate labels by iterating F = alpha W F + (1 - alpha) seeds, [P, C] (Zhou et al. 2004).
 
-    ``seeds_PC`` is the non-negative label mass of the labeled points, zero elsewhere; ``alpha`` is the share of a
-    point's label that comes from its neighbors.
+    ``seeds_PC`` is the non-negative label mass of each point, zero for points without labels. ``alpha`` is the share of
+    the label of a point that comes from its neighbors.
     """
     checks.between("alpha", alpha, 0, 1, exclusive=True)
     mass_PC = seeds_PC
@@ -168,7 +168,7 @@ def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterat
 
 
 def sinkhorn_balance(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
-    """Scale rows to probabilities whose columns average to ``target_C`` (Sinkhorn); empty rows become the target."""
+    """Scale rows to probabilities whose mean is ``target_C`` (Sinkhorn). Rows of zeros become ``target_C``."""
     share_PC = torch.where(mass_PC.sum(1, keepdim=True) > 0, mass_PC, target_C)
     for _ in range(iterations):
         share_PC = share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)

@@ -1,14 +1,14 @@
-"""Label posteriors from noisy counts, and an estimate of the noise in labels; both use released values alone.
+"""Label posteriors from noisy counts, and estimates of the label noise. Both are computed from released values only.
 
-The price of the Gaussian mechanism covers the whole noisy count vector, of which the argmax loses the lead of the
-winner. Given the right class, the counts are modeled as a lead g of that class over the others plus noise, so the
-likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
+The price of the Gaussian mechanism covers the whole noisy count vector, which holds more information than its argmax.
+The counts are modeled as a lead of g votes for the true class, plus noise. The likelihood of class c is therefore
+proportional to exp(g z_c / sigma^2) for noisy counts z.
 
-Where labels alone were released, a large network learns wrong labels as they are. A logistic regression, or the mean
-of many neighbors, cannot, and cross-validation on the labels chooses its capacity. Its most confident predictions of
-unseen labels are taken to be right, and labels that contradict them are counted as wrong. There is no estimate where
-labels are few, or where no model predicts more of them than the commonest label does, by more than a standard error:
-the best of many models is a little better by luck.
+If only labels were released, a large network would fit wrong labels, too. Smaller models (logistic regression and
+nearest neighbors) are therefore compared by cross-validation on the released labels. The most confident predictions of
+the best model are assumed to be right, and labels that contradict these predictions are counted as wrong. There is no
+estimate for few labels, or if the best model is not better than the most frequent class by a standard error, because
+the best of many models is slightly better by chance.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from pate_torch.students.base import StudentProblem, StudentTask
 _NUM_GRID_POINTS = 400
 _NUM_FOLDS = 5
 _CONFIDENT_FRACTION = 0.2
-"""Share of the labeled points on which the model is taken to be right."""
+"""Share of the labeled points on which the predictions of the model are assumed to be right."""
 _MIN_LABELS_FOR_NOISE_ESTIMATE = 50
 _MIN_PROBABILITY = 1e-3
-"""Least probability of a class: a class that the model has not seen is rare, not impossible."""
+"""Smallest probability of a class, because a class that the model has not seen may exist."""
 
 
 def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
-    """Make the task of the pool and the answers, with the noisy counts or the scores behind them if there are any.
+    """Make the task of a student from public points and released answers.
 
-    Answers that were given for cells, or by a model, speak for every public point.
+    Answers for the cells of a partition, or from a released model, label every public point.
     """
     if release.num_pool_rounds:
         label_Q, share_QC = _compute_pool_labels(release)
@@ -46,18 +46,18 @@ def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> Stu
         query_Q, round_Q = torch.arange(len(pool)).repeat(len(rounds)), rounds.repeat_interleave(len(pool))
         return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC=share_QC, round_Q=round_Q, model=release.model)
     answered_Q, posterior_QC = release.answered_Q, None
-    if release.noisy_counts is not None:  # round by round, since the lead differs between rounds
+    if release.noisy_counts is not None:  # round by round, because the lead differs between rounds
         parts = release.noisy_counts.split(release.queries_per_round)
         posterior_QC = torch.cat([compute_label_posterior(part) for part in parts])[answered_Q]
     elif release.score_QC is not None:
         posterior_QC = release.score_QC[answered_Q]
-        posterior_QC = posterior_QC / posterior_QC.sum(1, keepdim=True)  # each is the center of a bin: none is 0
+        posterior_QC = posterior_QC / posterior_QC.sum(1, keepdim=True)  # scores are centers of bins, so none is 0
     query_Q, label_Q, round_Q = (part[answered_Q] for part in (release.query_Q, release.label_Q, release.round_Q))
     return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC, soft=release.score_QC is not None, round_Q=round_Q)
 
 
 def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:
-    """Compute labels [Q] and class shares [Q, C] of every public point, round after round: Q = R P."""
+    """Compute labels [Q] and class proportions [Q, C] of all public points in all rounds, Q = R P."""
     if release.score_RPC is not None:
         share_QC = release.score_RPC.flatten(0, 1).softmax(1)
         return share_QC.argmax(1), share_QC
@@ -67,9 +67,9 @@ def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:
 
 
 def estimate_lead(noisy: NoisyCounts) -> float:
-    """Estimate the lead g > 0, in votes, by maximum likelihood; the class of each question is unknown.
+    """Estimate the lead g > 0, in votes, by maximum likelihood over the unknown class of each question.
 
-    log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centered in each row.
+    The log-likelihood is sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), with z centered in each row.
     """
     z_QC = _center_rows(noisy)
     max_lead = float((z_QC.max(1).values - z_QC.min(1).values).max().clamp(min=1.0))
@@ -87,10 +87,10 @@ def compute_label_posterior(noisy: NoisyCounts) -> Tensor:
 
 
 def compute_class_proportions(noisy: NoisyCounts) -> Tensor:
-    """Compute the share of each class among the records of each cell, float32 [Q, C].
+    """Estimate the proportion of each class among the records of each cell, float32 [Q, C].
 
-    A count below sigma counts as zero, and sigma is subtracted from the others: otherwise nine absent classes would
-    together outweigh the class that is present. A cell without any count above sigma gets equal proportions.
+    sigma is subtracted from each count, and negative results become zero, because the noise in many absent classes
+    would outweigh the class that is present. A cell without a count above sigma gets equal proportions.
     """
     excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
     total_Q1 = excess_QC.sum(1, keepdim=True)
@@ -105,13 +105,13 @@ def _center_rows(noisy: NoisyCounts) -> Tensor:
 def select_by_cross_validation(
     x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, *, linear_only: bool = False
 ) -> tuple[Any, np.ndarray]:
-    """Return the model with the best cross-validated predictions, and these: class probabilities [Q, C].
+    """Select the model with the best cross-validated accuracy, and return its out-of-fold probabilities [Q, C], too.
 
-    The models are linear, of ridge 1e4 to 1e-2, for features whose mean square is 1; and nearest neighbors, unless
-    ``linear_only``. Ties go to the greater likelihood, then to the first model. All labels of one point (``point_Q``)
-    are in one fold.
+    The candidates are logistic regressions of ridge 1e4 to 1e-2, for features whose mean square is 1, and nearest
+    neighbors unless ``linear_only``. Ties go to the greater likelihood, then to the first model. All labels of one
+    point (``point_Q``) are in one fold.
     """
-    from sklearn.linear_model import LogisticRegression  # here, because the import of scikit-learn takes a second
+    from sklearn.linear_model import LogisticRegression  # imported here, because the import takes a second
     from sklearn.model_selection import GroupKFold
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -136,7 +136,7 @@ def select_by_cross_validation(
 
 
 def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, num_classes: int) -> np.ndarray:
-    """Predict class probabilities of other points, [P, C], by a model fitted to these labels."""
+    """Fit a copy of ``model`` to the labels, and predict class probabilities [P, C] of the points ``x_PD``."""
     from sklearn.base import clone
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -155,26 +155,26 @@ def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.n
 
 @contextmanager
 def suppress_class_warnings() -> Iterator[None]:
-    """Silence scikit-learn's warning about few labels for each class, which would come at every fit."""
+    """Suppress the warning of scikit-learn about few labels per class, which would appear at every fit."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of unique classes")
         yield
 
 
 def compute_rms(x_QD: np.ndarray) -> float:
-    """Compute the root mean square: divided by it, one ridge means the same for features of any size."""
+    """Compute the root mean square. A ridge has the same effect on all features that are divided by it."""
     return max(float(np.sqrt(np.square(x_QD).mean())), 1e-12)
 
 
 def clip_noise_rate(noise_rate: float, num_classes: int) -> float:
-    """Keep the share of wrong labels below (C-1)/C, where labels hold no information and the loss has no gradient."""
+    """Clip the share of wrong labels below (C-1)/C, where labels hold no information and the loss has no gradient."""
     return min(noise_rate, 0.95 * (1 - 1 / num_classes))
 
 
 def with_label_posteriors(problem: StudentProblem, *, include_unqueried: bool) -> StudentProblem:
-    """Return the problem with label posteriors in place of labels, or as it is where there is no estimate.
+    """Return the problem with label posteriors, or the same problem if there is no estimate of the label noise.
 
-    With ``include_unqueried`` all public points have a posterior, asked or not.
+    If ``include_unqueried``, all public points get a posterior. Otherwise, only the answered points get one.
     """
     if len(problem.query_Q) < _MIN_LABELS_FOR_NOISE_ESTIMATE:
         return problem

@@ -1,4 +1,4 @@
-"""Linear students: logistic regression on the answers (LZCW21 section 5), and the model that noisy gradients fitted."""
+"""Linear students: logistic regression on the answers (LZCW21 section 5), and the released model of noisy gradients."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from pate_torch.students.labels import (
 )
 from pate_torch.students.training import build_problem
 
-_MISSING_CLASS_LOGIT = -30.0  # logit of a class without labels: a probability of 1e-13
-_MIN_COMPARED_PROBABILITY = 1e-30  # smaller probabilities, of which float32 knows few digits, are not compared
+_MISSING_CLASS_LOGIT = -30.0
+"""Logit of a class without labels, which is a probability of about 1e-13."""
+_MIN_COMPARED_PROBABILITY = 1e-30
+"""Smallest probability whose logit is compared, because float32 stores smaller probabilities inaccurately."""
 _MAX_LOGIT_DEVIATION = 0.02
-"""Over the spread of the released logits: other features miss them by all of it, rounding by a thousandth."""
+"""Largest deviation of logits over their standard deviation. It is about 1 for wrong features, 0.001 for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logistic(StudentAlgorithm):
-    """Multinomial logistic regression on the answered points; convex, so the seed changes nothing.
+    """Multinomial logistic regression on the answered points. The loss is convex, so the seed has no effect.
 
-    Symmetric label flips are left uncorrected: they shrink the fit but do not turn it, and the corrected loss would not
-    be convex.
+    The loss is not corrected for label noise, because the corrected loss would not be convex. Symmetric noise changes
+    mainly the length of the weight vectors.
 
     Attributes:
-        ridge: Weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free.
-            None: chosen by cross-validation on the labels, for features scaled to a mean square of 1.
+        ridge: Weight of half the squared norm of the weights beside the summed loss (1/C in scikit-learn). The
+            intercept has no penalty. None for cross-validation on the labels, for features of mean square 1.
     """
 
     name: str = "logistic"
@@ -60,11 +62,11 @@ class Logistic(StudentAlgorithm):
             rms, point_Q = compute_rms(x_QD), problem.query_Q.numpy()
             best_model, _ = select_by_cross_validation(x_QD / rms, label_Q, point_Q, spec.num_classes, linear_only=True)
             ridge = 1 / best_model.C
-        x_SD, label_S, share_S = x_QD / rms, label_Q, None
-        if problem.soft:  # every class of every point is a row, weighted by its share: the same cross-entropy
+        x_SD, label_S, weight_S = x_QD / rms, label_Q, None
+        if problem.soft:  # one row for each class of each point, weighted by its probability: the same cross-entropy
             label_S = np.tile(np.arange(spec.num_classes), len(x_SD))
-            x_SD, share_S = np.repeat(x_SD, spec.num_classes, 0), problem.target_QC.double().numpy().ravel()
-        weight_CD, bias_C = _fit_logistic(x_SD, label_S, spec.num_classes, ridge, share_S)
+            x_SD, weight_S = np.repeat(x_SD, spec.num_classes, 0), problem.target_QC.double().numpy().ravel()
+        weight_CD, bias_C = _fit_logistic(x_SD, label_S, spec.num_classes, ridge, weight_S)
         weight_CD /= rms
         description = networks.describe("logistic", spec.input_shape, spec.num_classes)
         module = networks.rebuild(description)
@@ -76,9 +78,9 @@ class Logistic(StudentAlgorithm):
 
 
 def _fit_logistic(
-    x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float, share_Q: np.ndarray | None
+    x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float, weight_Q: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fit scikit-learn's model and return weights [C, D] and biases [C] of all classes."""
+    """Fit scikit-learn's LogisticRegression, and return weights [C, D] and biases [C] of all classes."""
     from sklearn.linear_model import LogisticRegression
 
     weight_CD = np.zeros((num_classes, x_QD.shape[1]))
@@ -88,10 +90,10 @@ def _fit_logistic(
         bias_C[present_classes] = 0.0
         return weight_CD, bias_C
     with suppress_class_warnings():
-        model = LogisticRegression(C=1 / ridge, max_iter=2000, tol=1e-7).fit(x_QD, label_Q, share_Q)
+        model = LogisticRegression(C=1 / ridge, max_iter=2000, tol=1e-7).fit(x_QD, label_Q, weight_Q)
     coefficients, intercepts = model.coef_, model.intercept_
     if len(present_classes) == 2:
-        # One logit for the second class: halves of either sign have the same softmax.
+        # scikit-learn fits one logit, of the second class. Two halves of opposite sign have the same softmax.
         coefficients, intercepts = np.concatenate([-coefficients, coefficients]) / 2, intercepts * [-0.5, 0.5]
     weight_CD[present_classes], bias_C[present_classes] = coefficients, intercepts
     return weight_CD, bias_C
@@ -102,7 +104,7 @@ class ReleasedModel(StudentAlgorithm):
     """The linear model that noisy gradients fitted to private records (``method=gradients``). Nothing is trained.
 
     Attributes:
-        features: Recipe of the run's features; None if the model takes the points themselves.
+        features: Recipe of the features of the run. None if the inputs of the model are the raw points.
     """
 
     name: str = "released_model"
@@ -114,13 +116,13 @@ class ReleasedModel(StudentAlgorithm):
 
     @property
     def guide(self) -> None:
-        """None: later rounds lie in the features of a student, and this student learns none."""
+        """None, because later rounds use the features of a student, and this student learns no features."""
         return None
 
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the model. Raises ValueError if no model was released, or if it is a model of other features."""
+        """Return the released model. Raise ValueError if no model was released, or if its features differ."""
         student = make_linear_student(task, None, self.features, seed, device)
         progress(1, 1)
         return student
@@ -129,21 +131,21 @@ class ReleasedModel(StudentAlgorithm):
 def make_linear_student(
     task: StudentTask, guide: Student | None, recipe: FeatureRecipe | None, seed: int, device: torch.device
 ) -> Student:
-    """Make the model of the last round, over the features in which it was fitted to the records.
+    """Make a student of the released linear model and the features on which the model was fitted.
 
     Args:
         task: Task of the last round, with the released model and its answers.
-        guide: Student in whose features the model was fitted; None if it was fitted in those of ``recipe``.
-        recipe: Recipe of the features; None if the model takes the points themselves.
+        guide: Student whose features are the inputs of the model. None for the features of ``recipe``.
+        recipe: Recipe of the features. None if the inputs of the model are the raw points.
         seed: Seed of the features.
         device: Device of the student.
 
     Raises:
-        ValueError: No model was released, or it is of other features.
+        ValueError: No model was released, or the model was fitted on other features.
     """
     spec, model = task.spec, task.model
     if model is None:
-        problem = "is the model trained on gradients, and none was released"
+        problem = "needs a model that was trained by noisy gradients, but no model was released"
         fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
         raise checks.error("student.publish", "released_model", problem, fix)
     trunk: nn.Module = nn.Flatten()
@@ -153,8 +155,8 @@ def make_linear_student(
         design = {key: guide.network[key] for key in ("name", "options")}
     elif recipe is not None:
         if recipe.design is None:
-            fix = "Give the recipe a design (name and options of its network), or use student.publish=student."
-            raise checks.error("features", recipe.name, "does not say of which network the encoder is a part", fix)
+            fix = "Define the property design (name and options of the network), or use student.publish=student."
+            raise checks.error("features", recipe.name, "has no design, so the student cannot be saved", fix)
         trunk, design = recipe.learn(task.pool_x, spec, seed=seed, device=device), recipe.design
     trunk = append_mean_shift(trunk.to(device), task.pool_x, spec, model.neighbors)
     shift_options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
@@ -163,18 +165,18 @@ def make_linear_student(
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
     state |= {"2.weight": (model.weight_DC.T / model.radius).contiguous(), "2.bias": model.bias_C / model.radius}
     if module.get_submodule("2").weight.shape != state["2.weight"].shape:
-        raise _foreign_model_error("has another width")
+        raise _make_feature_error("the number of features differs")
     module.load_state_dict(state)
     student = Student(description, module.to(device).eval(), spec)
     deviation = _compute_logit_deviation(student, task, model)
     if not deviation < _MAX_LOGIT_DEVIATION:
-        raise _foreign_model_error(f"its logits lie {deviation:.2g} of their spread from the released ones")
+        raise _make_feature_error(f"logits differ from the released logits by {deviation:.2g} standard deviations")
     return student
 
 
 def _compute_logit_deviation(student: Student, task: StudentTask, model: LinearModel) -> float:
-    """Compute the largest distance of the student's logits from the released ones, in units of their spread."""
-    assert task.posterior_QC is not None, "a model was released with its logits"
+    """Compute the largest deviation of the student's logits from the released logits, over their standard deviation."""
+    assert task.posterior_QC is not None, "a model is released together with its logits"
     released_QC = task.posterior_QC.cpu().double()
     comparable_Q = (released_QC > _MIN_COMPARED_PROBABILITY).all(1)
     if not bool(comparable_Q.any()):
@@ -185,7 +187,7 @@ def _compute_logit_deviation(student: Student, task: StudentTask, model: LinearM
     return float((logit_QC - released_QC).abs().max() / released_QC.std().clamp(min=1))
 
 
-def _foreign_model_error(reason: str) -> ValueError:
-    problem = f"is a model of other features than those of the students: {reason}"
-    fix = "Use the student of the run that asked, with student@guide_student=same; or student.publish=student."
+def _make_feature_error(reason: str) -> ValueError:
+    problem = f"needs the features on which the model was fitted, but the run has other features: {reason}"
+    fix = "Use the same student as in the run, with student@guide_student=same, or use student.publish=student."
     return checks.error("student.publish", "released_model", problem, fix)

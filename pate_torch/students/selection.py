@@ -1,7 +1,8 @@
-"""Choosing among several students by private records, at a price: the exponential mechanism over students.
+"""Private model selection: the exponential mechanism chooses one of several students.
 
-A part of the private units is held out of every teacher's shard. Each candidate learns from the same released labels;
-the exponential mechanism picks one by its errors on the held-out records, and the ledger is charged before it draws.
+A part of the private units is held out from all shards. Each candidate learns from the same released labels. The
+exponential mechanism chooses a candidate by the numbers of errors on the held-out records, and the ledger is charged
+before the noise is drawn.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ class Selection:
     """The exponential mechanism over students.
 
     Attributes:
-        candidates: Name -> student algorithm, at least two.
-        epsilon: Largest price of the choice.
-        validation: Share of the private units held out, decided unit by unit through a keyed hash (under replace_one:
-            by position), so that no record influences another's role.
+        candidates: Student algorithms by name, at least two.
+        epsilon: Privacy parameter of the choice.
+        validation: Share of the private units that is held out. A keyed hash of the unit id (under replace_one: of the
+            position) selects the units, so that no record influences the role of another record.
 
-    Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record; groups, which may own several errors,
-    are refused. The price is added to that of the labels, though teachers and validation share no unit and the larger
-    of the two would do under add_remove: the ledger composes by account, not by shard.
-    Source: McSherry & Talwar 2007; see ``mechanisms.exponential.draw_model_index``.
+    Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record. Units with several records are refused,
+    because one unit could change several errors. The ledger adds the price of the choice to the price of the labels.
+    Source: McSherry and Talwar 2007; see ``mechanisms.exponential.draw_model_index``.
     """
 
     name: str = "exponential"
@@ -54,36 +54,36 @@ class Selection:
         return (BoundedRangeEvent(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:
-        """Split off the validation records: the data without them, and the held-out records.
+        """Split the private records: return the data with the training records, and the validation records.
 
-        Raises:
-            ValueError: Units are groups, or nothing is left.
+        Raise ValueError if units may own several records, or if one of the two parts is empty.
         """
         private = data.private
         if private.unit != "record":
-            problem = f"cannot protect {private.unit}: one group may own many errors"
+            problem = f"protects single records, but the privacy unit is {private.unit}"
             raise checks.error("selection", self.name, problem, "Use selection=none.")
         training, validation = hold_out(private, self.validation, adjacency, seed, "selection")
         if not (len(training) and len(validation)):
-            raise checks.error("selection.validation", self.validation, "leaves no record on one side")
+            message = "leaves no record for training or for validation"
+            raise checks.error("selection.validation", self.validation, message)
         return replace(data, private=training), validation
 
     def choose(
         self, fit: Callable[[str, StudentAlgorithm], Student], *, validation: PrivateRecords, budget: Budget
     ) -> tuple[str, Student, str]:
-        """Train every candidate and choose one: its name, its student, and the id of the reservation.
+        """Train all candidates and choose one. Return its name, its student, and the id of the ledger entry.
 
         Args:
-            fit: Trains one candidate on the released labels.
-            validation: PRIVATE. The held-out records.
-            budget: Budget that is charged.
+            fit: Function that trains one candidate on the released labels.
+            validation: PRIVATE. Held-out records.
+            budget: Budget that pays for the choice.
 
         Raises:
-            ValueError: The choice could not be charged; nothing has been trained.
+            ValueError: The budget does not suffice. No candidate is trained.
         """
         budget.check_events(self.privacy_events())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
-        # Without unit ids, a unit is named by the content of its record: equal records are one unit.
+        # If the id of a unit is a hash of its record, equal records are one unit, which may count only once.
         validation = select_one_per_unit(validation, budget.adjacency)
         errors = [
             int((student.compute_probabilities(validation.x).argmax(1) != validation.y).sum())

@@ -1,8 +1,8 @@
-"""Students made of students: several pooled, and generations that learn from the most confident propagated labels.
+"""Students that consist of other students: pooled students, and self-training on propagated labels.
 
-In self-training a graph joins the public points, for each generation in the features of the student before it. Use it
-for many answers of which some are wrong, or that speak for a cell of points: neighbors outvote the mistakes
-(docs/experiments/reverse-nearest-neighbors.md).
+Each generation of self-training learns from labels that are propagated along a graph of the public points, in the
+features of the previous generation. Self-training suits many answers with some errors, and answers for cells of points,
+because the labels of neighbors correct errors (docs/experiments/reverse-nearest-neighbors.md).
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from pate_torch.students.semi_supervised import ALPHA, propagate, select_most_co
 from pate_torch.students.training import build_problem
 
 _ALPHA_LATER = 0.9
-"""``alpha`` of later rounds, whose cells or questions were formed in a student's features: labels weigh more there."""
+"""``alpha`` of later rounds. Their questions are formed in the features of a student, so labels have more weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledStudent(StudentAlgorithm):
-    """Several fits of ``member``; the module returns their mean log-probabilities.
+    """Several students of one algorithm. The prediction is the mean of their log-probabilities.
 
-    The first fit is the one that ``member`` alone would give; every fit has another seed, and so other features.
+    The students have different seeds, and therefore different features. The first student is the student that
+    ``member`` returns for the same seed.
 
     Attributes:
-        member: Algorithm of each fit.
-        members: Number of fits.
+        member: Algorithm of each student.
+        members: Number of students.
     """
 
     member: StudentAlgorithm
@@ -53,7 +54,7 @@ class PooledStudent(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the pool of the members."""
+        """Train the members, and return the pooled student."""
         member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
         def fit_member(k: int, progress: Progress) -> Student:
@@ -66,7 +67,7 @@ class PooledStudent(StudentAlgorithm):
             )
 
         students = run_in_parallel([functools.partial(fit_member, k) for k in range(self.members)], device, progress)
-        for tag, value, step in itertools.chain(*member_logs):  # member by member, since the order of threads varies
+        for tag, value, step in itertools.chain(*member_logs):  # member by member, because the order of threads varies
             log(tag, value, step)
         spec, design = task.spec, {key: students[0].network[key] for key in ("name", "options")}
         description = networks.describe("voting", spec.input_shape, spec.num_classes, members=self.members, of=design)
@@ -77,23 +78,22 @@ class PooledStudent(StudentAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTraining(StudentAlgorithm):
-    """Students of pseudo-labels, which are propagated in the features of the student before.
+    """Generations of students. Each learns from labels that are propagated in the features of the previous student.
 
     Attributes:
         first_student: Algorithm of the first student.
         later_students: Algorithm of each later student.
-        features: Recipe of the features in which the first graph joins points; None for principal axes.
-        keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
-            lead. The expected share of a class is its share among the answers.
-        keep_fraction_later: The same share for the later students.
-        alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``) of the first
-            round's answers.
-        num_generations: Number of students that learn from the first round's answers; each later round adds one.
-        members: Number of students of each generation, pooled; they start from different features, and the next graph
-            lies in the concatenated features of all of them.
-        publish: ``student`` returns the student that learned from the last round's answers. ``released_model`` returns
-            the released linear model itself (``method=gradients``), in the features of the students before: it was
-            fitted to private records, which those students never saw, so that it does not repeat their mistakes.
+        features: Recipe of the features of the first graph. None for principal axes.
+        keep_fraction: Share of the propagated labels of each class that the first student learns: the labels with the
+            widest lead. The expected share of a class is its share among the answers.
+        keep_fraction_later: ``keep_fraction`` of the later students.
+        alpha: Share of a label that comes from the neighbors (``neighbors.propagate_labels``), for the first round.
+        num_generations: Number of students that learn from the answers of the first round. Each later round adds one.
+        members: Number of pooled students in each generation. They start from different features, and the next graph
+            is built in their concatenated features.
+        publish: "student" for the student that learned from the last round. "released_model" for the released linear
+            model (``method=gradients``) in the features of the previous student. The model was fitted to private
+            records, so errors of earlier students are not repeated.
     """
 
     first_student: StudentAlgorithm
@@ -133,13 +133,12 @@ class SelfTraining(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the student of the last generation, or the model of the last round.
+        """Return the student of the last generation, or the released model of the last round (``publish``).
 
-        If the guide is one of this recipe's own students (``task.guide``), it has learned from all rounds but the last,
-        and the others follow it.
+        If ``task.guide`` is not None, it has learned from all rounds but the last, and the training continues with it.
 
         Raises:
-            ValueError: There are no labels, or (``publish``) no model was released.
+            ValueError: There are no labels, or ``publish`` is "released_model" and no model was released.
         """
 
         def make_progress(generation: int) -> Progress:
@@ -151,7 +150,7 @@ class SelfTraining(StudentAlgorithm):
         rounds = task.split_rounds()
         tasks = rounds[:1] * self.num_generations + rounds[1:]
         first_generation = 0 if task.guide is None else len(tasks) - 1
-        if self.returns_released_model:  # the answers of the last round are the model's own
+        if self.returns_released_model:  # the model gave the answers of the last round
             tasks = tasks[:-1] if len(rounds) > 1 else []
         student = task.guide
         curves = {} if student is None else dict(student.curves)
@@ -184,4 +183,4 @@ class SelfTraining(StudentAlgorithm):
 
 def _check_algorithm(key: str, algorithm: object) -> None:
     if not isinstance(algorithm, StudentAlgorithm):
-        raise checks.error(f"student.{key}", algorithm, "must be a student algorithm", "Give it a _target_.")
+        raise checks.error(f"student.{key}", algorithm, "must be a student algorithm", f"Set student.{key}._target_.")

@@ -1,6 +1,7 @@
-"""Students that also learn from public points without labels: label spreading, FixMatch, and adversarial smoothness.
+"""Students that also learn from public points without labels: label spreading, FixMatch and VAT.
 
-Propagated labels along the k-NN graph of the public points label no new point; a network that learns them does.
+Label propagation along the k-NN graph labels the public points only. A network that learns the propagated labels
+predicts new points.
 
 Sources: Zhou et al. 2004 (learning with local and global consistency); Sohn et al. 2020 (FixMatch); Berthelot et al.
 2020 (distribution alignment, ReMixMatch section 3.1); Tarvainen and Valpola 2017 (averaged teacher); Miyato et al. 2018
@@ -19,38 +20,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
+from pate_torch.features import neighbors
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import encode
-from pate_torch.features.neighbors import (
-    build_neighbor_graph,
-    compute_coordinates,
-    propagate_labels,
-    sinkhorn_balance,
-    to_graph_device,
-)
 from pate_torch.networks import make_feature_extractor
+from pate_torch.students import training
 from pate_torch.students.base import Student, StudentProblem
-from pate_torch.students.training import (
-    AveragedModel,
-    GradientStudent,
-    Objective,
-    TensorLog,
-    compute_label_loss,
-    compute_released_loss,
-)
+from pate_torch.students.training import AveragedModel, GradientStudent, Objective, TensorLog
 
 ALPHA = 0.99
-"""``alpha`` of ``propagate_labels`` for a few answers, or those of cells that lie in other features."""
+"""``alpha`` of ``propagate_labels`` for few answers, or for cells that were formed in other features."""
 _ALIGNMENTS = ("uniform", "labels")
-_PROPAGATED_ERROR_RATE = 0.1  # of kept propagated labels: 1-6 % measured on printed glyphs; more is safer than less
+_PROPAGATED_ERROR_RATE = 0.1
+"""Assumed share of errors in the kept propagated labels. On printed glyphs, 1-6 % of the labels were wrong."""
 _NUM_NEIGHBORS = 10
 _PROBE_RADIUS = 1e-3
-"""Length of the finite difference that finds the worst direction, measured as ``Vat.radius`` is."""
+"""Length of the finite difference that finds the adversarial direction, in the unit of ``Vat.radius``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SemiSupervisedStudent(GradientStudent):
-    """A gradient student whose loss also takes public points without labels.
+    """A gradient student whose loss includes public points without labels.
 
     Attributes:
         unlabeled_batch: Number of public points in a batch.
@@ -65,11 +55,11 @@ class SemiSupervisedStudent(GradientStudent):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSpreading(SemiSupervisedStudent):
-    """A network of labels that spread over learned features (``features``), or else over the points' principal axes.
+    """A network that learns propagated labels. The graph joins points in features or principal axes.
 
     Attributes:
-        keep_fraction: Share of each class's propagated labels that is learned: those with the widest lead.
-        alignment: Expected share of each class, see ``compute_expected_shares``.
+        keep_fraction: Share of the propagated labels of each class that is learned: the labels with the widest lead.
+        alignment: Expected shares of the classes: "uniform" over the classes with labels, or as in the "labels".
     """
 
     include_unqueried: ClassVar[bool] = False
@@ -92,7 +82,7 @@ class LabelSpreading(SemiSupervisedStudent):
             index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
             labeled_logits = model(sampler.weak(problem.query_Q[index_B])).float()
             unlabeled_logits = model(sampler.weak(index_U)).float()
-            supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
+            supervised_loss = training.compute_released_loss(problem, labeled_logits, index_B).mean()
             return supervised_loss + compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
 
         return compute_loss
@@ -100,17 +90,18 @@ class LabelSpreading(SemiSupervisedStudent):
 
 @dataclass(frozen=True, kw_only=True)
 class FixMatch(SemiSupervisedStudent):
-    """Consistency under strong distortion, with guesses of the averaged model as targets: strong with very few labels.
+    """FixMatch with an averaged teacher, for very few labels.
 
-    The averaged model guesses the class of a weak view of a public point; where it is confident, the model must predict
-    the same for a strong view. With few labels those guesses start badly and confirm each other's mistakes, so at first
-    propagated labels lead (20 labels, distorted printed digits, 600 steps: 90.2 % without, 98.1 % with).
+    The averaged model predicts the class of a weak view of a public point. If the prediction is confident, it is the
+    target for a strong view. With few labels, early predictions are poor and confirm each other's errors, so propagated
+    labels are further targets at first (20 labels, distorted printed digits, 600 steps: 90.2 % without propagated
+    labels, 98.1 % with them).
 
     Attributes:
-        threshold: Confidence from which a guess counts.
-        alignment: Share of the guesses that each class should get, see ``compute_expected_shares``.
-        propagation: Share of the steps over which propagated labels lead, fading linearly (0: never).
-        keep_fraction: Share of each class's propagated labels that is learned: those with the widest lead.
+        threshold: Smallest confidence of a prediction that is a target.
+        alignment: Expected shares of the classes: "uniform" over the classes with labels, or as in the "labels".
+        propagation: Share of the steps with propagated labels, whose weight falls linearly to 0. 0 for no such labels.
+        keep_fraction: Share of the propagated labels of each class that is learned: the labels with the widest lead.
     """
 
     include_unqueried: ClassVar[bool] = False
@@ -139,13 +130,13 @@ class FixMatch(SemiSupervisedStudent):
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
             with torch.no_grad():
-                guess_UC = average.module(sampler.weak(index_U)).float().softmax(1)
-            confidence_U, class_U = align(guess_UC).max(1)
+                proba_UC = average.module(sampler.weak(index_U)).float().softmax(1)
+            confidence_U, class_U = align(proba_UC).max(1)
             mask_U = (confidence_U >= self.threshold).float()
-            # One pass over both parts: batch statistics of a few repeated labeled points alone would be poor.
+            # One pass over both parts, because batch statistics of a few labeled points alone would be poor.
             logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), sampler.strong(index_U)])).float()
             labeled_logits, unlabeled_logits = logits[: len(index_B)], logits[len(index_B) :]
-            loss = compute_released_loss(problem, labeled_logits, index_B).mean()
+            loss = training.compute_released_loss(problem, labeled_logits, index_B).mean()
             consistency_loss = (F.cross_entropy(unlabeled_logits, class_U, reduction="none") * mask_U).mean()
             if propagated_P is not None and step < fade_steps:
                 propagated_loss = compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
@@ -158,33 +149,33 @@ class FixMatch(SemiSupervisedStudent):
 
 
 class Alignment:
-    """Distribution alignment (ReMixMatch, section 3.1): guesses are scaled by expected share over recent mean guess.
+    """Distribution alignment (ReMixMatch, section 3.1): predictions are scaled by expected share over recent mean.
 
     Args:
-        target_C: Share of the guesses that each class should get.
-        decay: Decay of the mean guess.
+        target_C: Expected share of each class.
+        decay: Decay of the mean prediction.
     """
 
     def __init__(self, target_C: Tensor, decay: float = 0.97) -> None:
         self.target_C, self.mean_C, self.decay = target_C, target_C.clone(), decay
 
-    def __call__(self, guess_BC: Tensor) -> Tensor:
+    def __call__(self, proba_BC: Tensor) -> Tensor:
         """Scale class probabilities [B, C] and normalize each row."""
-        self.mean_C = self.decay * self.mean_C + (1 - self.decay) * guess_BC.mean(0)
-        scaled_BC = guess_BC * (self.target_C / self.mean_C.clamp(min=1e-4))
+        self.mean_C = self.decay * self.mean_C + (1 - self.decay) * proba_BC.mean(0)
+        scaled_BC = proba_BC * (self.target_C / self.mean_C.clamp(min=1e-4))
         return scaled_BC / scaled_BC.sum(1, keepdim=True).clamp(min=1e-12)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vat(SemiSupervisedStudent):
-    """Cross-entropy, plus the change under the worst small disturbance, plus the entropy of the predictions.
+    """Virtual adversarial training: cross-entropy, adversarial divergence and entropy of the predictions.
 
-    Virtual adversarial training needs no distortion that keeps the class, so it serves rows as well as images.
+    The adversarial divergence is the change of a prediction under the worst small perturbation of the point. No
+    distortion that preserves the class is needed, so rows are supported as well as images.
 
     Attributes:
-        radius: Length of the disturbance over the square root of the number of features (so: a typical change of one
-            normalized feature).
-        smoothness: Weight of the change.
+        radius: Root mean square of the perturbation over the normalized features.
+        smoothness: Weight of the adversarial divergence.
         entropy: Weight of the entropy.
     """
 
@@ -207,7 +198,7 @@ class Vat(SemiSupervisedStudent):
             index_B = next(sampler.labeled_batches)
             x = sampler.weak(next(sampler.unlabeled_batches))
             logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), x])).float()
-            supervised_loss = compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
+            supervised_loss = training.compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
             unlabeled_logits = logits[len(index_B) :]
             entropy = -(unlabeled_logits.softmax(1) * unlabeled_logits.log_softmax(1)).sum(1).mean()
             smoothness = compute_smoothness(model, x, self.radius, sampler.generator)
@@ -220,11 +211,11 @@ class Vat(SemiSupervisedStudent):
 
 
 def compute_smoothness(model: nn.Module, x: Tensor, radius: float, generator: torch.Generator) -> Tensor:
-    """Mean divergence between the prediction at x and at its adversarial neighbor at this ``radius``."""
+    """Compute the mean divergence between the predictions at x and at the adversarial point at distance ``radius``."""
 
-    def compute_divergence(disturbance: Tensor) -> Tensor:
-        disturbed_log_proba = model(x + disturbance).float().log_softmax(1)
-        return F.kl_div(disturbed_log_proba, log_proba, log_target=True, reduction="batchmean")
+    def compute_divergence(perturbation: Tensor) -> Tensor:
+        perturbed_log_proba = model(x + perturbation).float().log_softmax(1)
+        return F.kl_div(perturbed_log_proba, log_proba, log_target=True, reduction="batchmean")
 
     with _frozen_statistics(model):
         log_proba = model(x).float().log_softmax(1).detach()
@@ -241,7 +232,7 @@ def _scale_to_unit_rms(x: Tensor) -> Tensor:
 
 @contextmanager
 def _frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch normalization uses the batch's statistics but does not record them: disturbed points are not data."""
+    """Let batch normalization use the statistics of the batch without recording them, because points are perturbed."""
     momenta = {m: m.momentum for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
     for layer in momenta:
         layer.momentum = 0.0
@@ -260,14 +251,14 @@ def propagate(
     previous_student: Student | None = None,
     alpha: float = ALPHA,
 ) -> Tensor:
-    """Propagate released labels over the k-NN graph of the public points: probabilities [P, C].
+    """Propagate released labels along the k-NN graph of the public points, and return class probabilities [P, C].
 
     Args:
         problem: Released labels and public points.
-        recipe: Recipe of the features in which points are joined; None for principal axes.
-        target_C: Share that each class should get.
-        previous_student: An earlier student, in whose features points are joined instead.
-        alpha: See ``neighbors.propagate_labels``.
+        recipe: Recipe of the features of the graph. None for principal axes.
+        target_C: Expected share of each class.
+        previous_student: Student whose features replace those of ``recipe``. None if there is no previous student.
+        alpha: Share of a label that comes from the neighbors (``neighbors.propagate_labels``).
     """
     x_P, spec = problem.pool_x, problem.spec
     if previous_student is not None:
@@ -275,17 +266,20 @@ def propagate(
     elif recipe is not None:
         feature_PD = encode(recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device), x_P, spec)
     else:
-        feature_PD = compute_coordinates(x_P, spec)
-    graph = build_neighbor_graph(to_graph_device(feature_PD, x_P.device), _NUM_NEIGHBORS)
+        feature_PD = neighbors.compute_coordinates(x_P, spec)
+    graph = neighbors.build_neighbor_graph(neighbors.to_graph_device(feature_PD, x_P.device), _NUM_NEIGHBORS)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)
     seeds_PC[problem.query_Q.cpu()] = problem.target_QC.cpu()
-    # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
-    mass_PC = propagate_labels(graph, seeds_PC / seeds_PC.sum(0).clamp(min=1), alpha)
-    return sinkhorn_balance(mass_PC, target_C.cpu()).to(x_P.device)
+    # Each class gets a mass of 1, because the number of its labels must not decide how far the labels spread.
+    mass_PC = neighbors.propagate_labels(graph, seeds_PC / seeds_PC.sum(0).clamp(min=1), alpha)
+    return neighbors.sinkhorn_balance(mass_PC, target_C.cpu()).to(x_P.device)
 
 
 def select_most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
-    """Select the likeliest class of each point, and -1 outside the share of each class with the widest lead."""
+    """Return the most probable class of each point [P]. In each class, only the share with the widest lead is kept.
+
+    The lead is the difference of the two largest probabilities. Points that are not kept get -1.
+    """
     top_2 = share_PC.topk(2, dim=1)
     class_P, lead_P = top_2.indices[:, 0], top_2.values[:, 0] - top_2.values[:, 1]
     for c in class_P.unique().tolist():
@@ -295,15 +289,16 @@ def select_most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
 
 
 def compute_propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
-    """Compute the mean corrected cross-entropy of propagated labels; -1 (not kept) counts nothing."""
-    return (compute_label_loss(logits_BC, label_B.clamp(min=0), _PROPAGATED_ERROR_RATE) * (label_B >= 0)).mean()
+    """Compute the mean of the noise-corrected cross-entropy of propagated labels, which is 0 for the label -1."""
+    loss_B = training.compute_label_loss(logits_BC, label_B.clamp(min=0), _PROPAGATED_ERROR_RATE)
+    return (loss_B * (label_B >= 0)).mean()
 
 
 def compute_expected_shares(problem: StudentProblem, alignment: str) -> Tensor:
-    """Compute each class's expected share [C]: ``uniform`` over the classes with labels, or that of the ``labels``."""
+    """Compute the expected share of each class [C]: equal for all classes with labels, or as in the labels."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
     if alignment == "uniform":
-        # A class without labels cannot be recognized; asking for its share would hand it a neighbor's points.
+        # A class without labels gets no share, because points of other classes would have to fill the share.
         return (counts_C > 0).float() / (counts_C > 0).sum()
-    # One extra label a class: an unseen class is rare, not impossible.
+    # Each class gets one additional label, because a class without labels may exist.
     return (counts_C + 1) / (counts_C + 1).sum()

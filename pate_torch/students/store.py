@@ -1,12 +1,12 @@
-"""Released students on disk: saved, loaded, found by the folder of a run, and exported for use elsewhere.
+"""Released students on disk: saving, loading, and export to programs that need PyTorch alone.
 
     pate_torch.load_student("outputs/runs/digits/gaussian/<run>").predict(x)
     pate export outputs/runs/digits/gaussian/<run>
 
-A student is one safetensors file whose header says how to build the network: loading it runs no code from the file. An
-exported program (``torch.export``) takes raw points (uint8 images or rows) in batches of any size, gives class
-probabilities, and runs with PyTorch alone. Of a table it takes the encoded rows: ``pate_torch.json`` in it names their
-features, in order, and holds the schema.
+A student is one safetensors file whose header describes the network, so that loading runs no code of the file. The
+input of an exported program (``torch.export``) is a batch of raw points (uint8 images or rows) of any size, and the
+output is class probabilities. The points of a table are encoded rows: the extra file ``pate_torch.json`` of the program
+holds the schema and the names of the features.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ STUDENT_FILE = "student.safetensors"
 
 
 def save(student: Student, path: Path) -> None:
-    """Write the weights, the network's description and the public facts of the data, by an atomic rename."""
+    """Write the weights, the description of the network and the public facts about the data to ``path``."""
     spec = student.spec.to_dict()
     extra = {key: spec.pop(key) for key in OPTIONAL_SPEC_FIELDS if key in spec}
     facts = {"format": FORMAT, "network": student.network, "spec": spec, **extra}
-    header = {METADATA_KEY: json.dumps(facts, sort_keys=True)}  # one entry: several have no fixed order in the file
+    header = {METADATA_KEY: json.dumps(facts, sort_keys=True)}  # one entry, because the order of several is not fixed
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
     with atomic_replacement(path, SHARED_FILE_MODE) as temporary:
         save_file(tensors, temporary, metadata=header)
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
-    """Load the student in ``path``. Raises ValueError if the file is missing, damaged, or no student."""
+    """Load the student in ``path``. Raise ValueError if the file is missing, damaged, or not a student."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header: dict[str, str] = file.metadata() or {}
@@ -67,23 +67,23 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
         network: dict[str, Any] = facts["network"]
         spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in OPTIONAL_SPEC_FIELDS if key in facts})
         _check_header(network, spec, tensors)
-        with torch.device("meta"):  # a header may ask for layers of any size: the file's own are compared first
+        with torch.device("meta"):  # no memory is allocated before the sizes in the header are compared
             module = networks.rebuild(network)
         expected = {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
         if expected != {name: (value.shape, value.dtype) for name, value in tensors.items()}:
             raise ValueError("its tensors have other names, shapes or types")
         module.load_state_dict(tensors, assign=True)
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise checks.error("student", str(path), f"does not fit the network its header describes ({error})") from error
+        raise checks.error("student", str(path), f"does not fit the network in its header ({error})") from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)
 
 
 def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]) -> None:
-    """Raise ValueError where header and tensors contradict each other, before anything is built of them."""
+    """Raise ValueError if the header and the tensors contradict each other, before the network is built."""
     if list(network["input_shape"]) != list(spec.input_shape) or network["num_classes"] != spec.num_classes:
-        raise ValueError("its network takes other points or has other classes than its data")
+        raise ValueError("its network and its data differ in the shape of points or the number of classes")
     design: Any = network
-    while isinstance(design, dict):  # a network may be made of another
+    while isinstance(design, dict):  # a network may contain another network
         options = design.get("options") or {}
         counts = [options.get(name, 1) for name in ("members", "blocks")]
         if max(*counts, *(len(v) for v in options.values() if isinstance(v, list)), 1) > len(tensors) + 8:
@@ -92,16 +92,16 @@ def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]
     for name, value in tensors.items():
         has_features = name.rpartition(".")[2] == "feature_R"
         if has_features and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
-            raise ValueError("its rules are about features that points do not have")
+            raise ValueError("its rules use features that the points do not have")
 
 
 def find_student_file(location: Path | str) -> Path:
-    """Find the student's file: ``location`` itself, or in the folder of a run or of its release."""
+    """Find the file of a student: ``location``, or a file in the folder of a run or of a release."""
     location = Path(location)
     for candidate in (location, location / "release" / STUDENT_FILE, location / STUDENT_FILE):
         if candidate.is_file():
             return candidate
-    raise checks.error("student", str(location), f"is neither a student's file nor a run that has one ({STUDENT_FILE})")
+    raise checks.error("student", str(location), f"must be a student file or a folder with {STUDENT_FILE}")
 
 
 def load_student(
@@ -109,23 +109,23 @@ def load_student(
     device: torch.device | str = "cpu",
     encoder: Encoder | Mapping[str, Path | str] | None = None,
 ) -> Student:
-    """Load a released student, by its file or the folder of its run. No code in the file is run.
+    """Load a released student from a file or from the folder of a run or release. No code of the file is run.
 
     Args:
-        location: The student's file, or a folder that has it.
+        location: Path of the file or folder.
         device: Device on which the student predicts.
-        encoder: Encoder of the points if the student needs one that was not published with it: an ``Encoder``, or its
-            files, {"weights": ..., "tokenizer": ...}. None if it was published, or if none is needed.
+        encoder: Encoder of the points: an ``Encoder``, or the paths of its files, {"weights": ..., "tokenizer": ...}.
+            None if the encoder is in the release, or if the student needs no encoder.
 
     Raises:
-        ValueError: There is no student, or it needs another encoder.
+        ValueError: There is no student, or the student was trained with another encoder.
     """
     file = find_student_file(location)
     student = load(file, device)
     card, folder = student.spec.encoder, file.parent / ENCODER_FOLDER
     if isinstance(encoder, Mapping):
         if card is None:
-            raise checks.error("encoder", sorted(encoder), "is not needed: the student takes points as they are")
+            raise checks.error("encoder", sorted(encoder), "must be None, because the student applies no encoder")
         encoder = Encoder.from_card(card, {key: str(path) for key, path in encoder.items()})
     elif encoder is None and card is not None and card.kind in ("onnx", "static") and folder.is_dir():
         encoder = Encoder.from_card(card, Encoder.locate_files(card, folder))
@@ -133,31 +133,27 @@ def load_student(
 
 
 class ExportedModel(nn.Module):
-    """Raw points [B, ...] -> class probabilities, float32 [B, C].
+    """A network from raw points [B, ...] to class probabilities, float32 [B, C].
 
     Args:
         module: Network from normalized points to logits.
-        spec: Public facts about the data, which say how points are normalized.
+        spec: Public facts about the data, with the normalization constants.
     """
 
     def __init__(self, module: nn.Module, spec: DataSpec) -> None:
         super().__init__()
         self.module, self.scale = module, 255.0 if spec.is_image else 1.0
         mean, std = spec.get_constants(torch.float32, torch.device("cpu"))
-        self.mean, self.std = nn.Buffer(mean), nn.Buffer(std)  # they move to the device of the weights
+        self.mean, self.std = nn.Buffer(mean), nn.Buffer(std)  # buffers follow the weights to another device
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module((x.float() / self.scale - self.mean) / self.std).softmax(1)
 
 
 def export(student: Student, path: Path | str) -> Path:
-    """Write the student as a self-contained program at ``path`` and check it against the student itself.
-
-    Raises:
-        ArithmeticError: The program's output differs from the student's.
-    """
+    """Export the student to a self-contained program at ``path``. Raise ArithmeticError if its predictions differ."""
     path, example = Path(path), _make_example(student.spec, 4)
-    # A copy on the CPU: exporting must not move the student.
+    # A copy on the CPU, because the export must not move the student.
     network = networks.rebuild(student.network)
     network.load_state_dict({name: value.cpu() for name, value in student.module.state_dict().items()})
     batch = torch.export.Dim("batch")
@@ -180,18 +176,19 @@ def _make_example(spec: DataSpec, size: int) -> Tensor:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``pate export``. Returns the exit code: 0, or 2 for a bad choice of the user's."""
-    parser = argparse.ArgumentParser(prog="pate export", description="Export a released student for use elsewhere.")
-    parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
-    parser.add_argument("--output", type=Path, help="where to write (default: beside the release folder)")
+    """Run ``pate export``. Return the exit code: 0, or 2 if an argument is wrong or a file cannot be used."""
+    description = "Export a released student to a program that needs PyTorch alone."
+    parser = argparse.ArgumentParser(prog="pate export", description=description)
+    parser.add_argument("run", type=Path, help="folder of a run or of a release, or file of a student")
+    parser.add_argument("--output", type=Path, help="path of the program (default: beside the release folder)")
     options = parser.parse_args(arguments)
     try:
         file = find_student_file(options.run)
-        folder = file.parent.resolve()  # a release is published as it was written: nothing is added to it
+        folder = file.parent.resolve()  # a release must not change, so no file is added
         default_folder = folder.parent if (folder / "privacy.json").exists() else folder
         output = options.output or default_folder / f"{file.stem}.pt2"
         if (output.parent / "privacy.json").exists():
-            raise checks.error("--output", str(output), "lies in a release folder", "Write beside it.")
+            raise checks.error("--output", str(output), "must not lie in a release folder", "Use another folder.")
         print(export(load(file), output))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

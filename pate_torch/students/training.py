@@ -1,7 +1,7 @@
-"""Training by gradient descent: batches, losses of noisy labels, averaged weights, the loop, and the plain student.
+"""Students that are trained by gradient descent: batches, losses for noisy labels, averaged weights and the loop.
 
-A student's weights are always their exponential average after the last step. No checkpoint is selected: private data
-and evaluation labels are not available here.
+The weights of a student are the exponential average after the last step. No checkpoint is selected, because private
+records and evaluation labels are not available to students.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from pate_torch.students.base import Student, StudentAlgorithm, StudentProblem, 
 from pate_torch.students.labels import clip_noise_rate, with_label_posteriors
 
 Objective = Callable[[nn.Module, int], Tensor]
-"""(model in training mode, step) -> scalar loss."""
+"""Function from a model in training mode and a step to a scalar loss."""
 TensorLog = Callable[[str, Tensor, int], None]
-"""(tag, scalar, step): a ``core.progress.Log`` of values that still lie on the device."""
+"""Function of (tag, scalar, step), like ``core.progress.Log``, for scalars that are still on the device."""
 
 SYNC_EVERY = 50
-"""Number of steps between host synchronizations: reading the loss at every step would stall a GPU."""
+"""Number of steps between host synchronizations, because reading the loss at every step would stall a GPU."""
 _MAX_SINGLE_THREAD_FEATURES = 400
-"""Largest number of features of a point for which a training step on a CPU gains nothing from threads."""
+"""Largest number of features of a point with which a training step on a CPU is not faster on several threads."""
 
 
 def build_problem(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
-    """Check a task and move it to its device; ``label_noise`` is the share of labels that are expected to be wrong.
+    """Check a task and move it to a device. ``label_noise`` is the expected share of wrong labels.
 
     Raises:
-        ValueError: There are no labels, or labels and points do not fit together.
+        ValueError: There are no labels, or the sizes or values of labels and points are inconsistent.
     """
     query_Q, label_Q = task.query_Q.cpu().long(), task.label_Q.cpu().long()
     if len(query_Q) == 0:
         raise ValueError(
-            "labels: no public point has a released label, so there is nothing to learn from. Ask more questions "
-            "(num_queries), or let more of them be answered (a lower mechanism.threshold)."
+            "labels: no public point has a released label, so no student can be trained. Increase num_queries, or "
+            "lower mechanism.threshold."
         )
     if len(query_Q) != len(label_Q):
-        raise ValueError(f"labels: {len(label_Q)} labels for {len(query_Q)} questions")
+        raise ValueError(f"labels: {len(label_Q)} labels for {len(query_Q)} points. Each point needs one label.")
     for name, value_Q, end in (("label", label_Q, task.spec.num_classes), ("query", query_Q, len(task.pool_x))):
         checks.integer(name, int(value_Q.min()), low=0)
         checks.integer(name, int(value_Q.max()), high=end - 1)
@@ -63,20 +63,20 @@ def build_problem(task: StudentTask, seed: int, device: torch.device, label_nois
         fits = posterior_QC.dim() == 2 and len(posterior_QC) == len(query_Q) and bool((posterior_QC >= 0).all())
         if not fits or not torch.allclose(posterior_QC.sum(1), torch.ones(len(query_Q)), atol=1e-3):
             shape = tuple(posterior_QC.shape)
-            raise ValueError(f"labels: label posteriors {shape} must be a row of probabilities for each question")
+            raise ValueError(f"labels: posteriors {shape} must be one row of probabilities for each answered point.")
         rate_per_wrong_class = flip_rate / (posterior_QC.shape[1] - 1)
         posterior_QC = (1 - flip_rate - rate_per_wrong_class) * posterior_QC + rate_per_wrong_class
-        # Never 0: a model that firmly contradicts a posterior must keep a gradient.
+        # Probabilities are positive, because a model that contradicts a posterior of 0 would lose its gradient.
         posterior_QC = posterior_QC.clamp(min=1e-6).to(device)
-    moved = (task.pool_x.to(device), query_Q.to(device), label_Q.to(device), posterior_QC)
-    return StudentProblem(task.spec, *moved, soft=task.soft, flip_rate=flip_rate, seed=seed)
+    tensors = (task.pool_x.to(device), query_Q.to(device), label_Q.to(device), posterior_QC)
+    return StudentProblem(task.spec, *tensors, soft=task.soft, flip_rate=flip_rate, seed=seed)
 
 
 def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: Tensor) -> Tensor:
-    """Compute minus the log likelihood of the released answers to the chosen questions, [B].
+    """Compute the negative log-likelihood [B] of the released answers at the positions ``index_B``.
 
-    For labels this is ``compute_label_loss``, for scores the cross-entropy with them, and for noisy counts -log sum_c
-    p_c P(counts | c), so that the model may take either of two classes which the noise left close.
+    The loss of labels is ``compute_label_loss``. The loss of scores is their cross-entropy. The loss of noisy counts is
+    -log sum_c p_c P(counts | c): if the counts of two classes are close, the model may predict either class.
     """
     if problem.posterior_QC is None:
         return compute_label_loss(logits_BC, problem.label_Q[index_B], problem.flip_rate)
@@ -86,10 +86,10 @@ def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: T
 
 
 def compute_label_loss(logits_BC: Tensor, label_B: Tensor, flip_rate: float) -> Tensor:
-    """Compute the cross-entropy of released labels, [B], with symmetric flips (Patrini et al. 2017, "forward").
+    """Compute the cross-entropy [B] of released labels with symmetric flips (Patrini et al. 2017, "forward").
 
-    P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip > 0 a label that the model firmly contradicts
-    loses its gradient, so wrong labels weigh little once the rest is learned.
+    P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip > 0, the gradient of a label vanishes if the
+    model is confident in another class, so wrong labels have little weight in the later training.
     """
     log_p_B = -F.cross_entropy(logits_BC, label_B, reduction="none")
     if flip_rate == 0:
@@ -99,7 +99,7 @@ def compute_label_loss(logits_BC: Tensor, label_B: Tensor, flip_rate: float) -> 
 
 
 def iterate_batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Endless index batches of exactly ``size``, int64: shuffled passes over 0..count-1, joined end to end."""
+    """Iterate endlessly over batches of ``size`` indices, int64, from concatenated permutations of 0..count-1."""
     queue = torch.zeros(0, dtype=torch.int64, device=generator.device)
     while True:
         while len(queue) < size:
@@ -109,12 +109,12 @@ def iterate_batches(count: int, size: int, generator: torch.Generator) -> Iterat
 
 
 class Sampler:
-    """Batches of a problem's points with distortions; labeled and unlabeled ones have their own random streams.
+    """Batches of labeled and unlabeled points, and distorted views of them. Each of the three has a random stream.
 
     Attributes:
-        labeled_batches: Endless batches of positions in the problem's answers.
-        unlabeled_batches: Endless batches of indices of public points.
-        generator: Stream of the views, which are drawn in the order of the calls.
+        labeled_batches: Endless iterator over batches of positions in ``query_Q``.
+        unlabeled_batches: Endless iterator over batches of indices of public points.
+        generator: Random stream of the views, which are drawn in the order of the calls.
     """
 
     def __init__(self, problem: StudentProblem, augment: Affine | None, batch_size: int, unlabeled_batch: int):
@@ -135,10 +135,10 @@ class Sampler:
 
 
 class DeferredLog:
-    """Losses and notes of a training, which stay on the device until ``flush`` passes them to ``log``.
+    """A log of scalars that stay on the device until ``flush`` passes them to ``log``.
 
     Attributes:
-        curves: Logged values by tag, as (step, value).
+        curves: Logged values by tag, as lists of (step, value).
     """
 
     def __init__(self, log: Log) -> None:
@@ -147,27 +147,23 @@ class DeferredLog:
         self.curves: dict[str, list[tuple[int, float]]] = {}
 
     def __call__(self, tag: str | None, value: Tensor, step: int) -> None:
-        """Note a value of one step; without a tag it is a loss that is only checked to be finite."""
+        """Store a value of one step. A value without a tag is a loss, which is checked but not logged."""
         self._pending.append((tag, value.detach().float(), step))
 
     def flush(self) -> None:
-        """Log the notes, in one copy from the device.
-
-        Raises:
-            FloatingPointError: A loss was not finite.
-        """
+        """Log the stored values, with one copy from the device. Raise FloatingPointError if a loss is not finite."""
         values = torch.stack([value for _, value, _ in self._pending]).tolist()
         pending, self._pending = self._pending, []
         for (tag, _, step), value in zip(pending, values, strict=True):
             if tag in (None, "student/loss") and not math.isfinite(value):
-                raise FloatingPointError(f"student loss is {value} at step {step}: lower student.learning_rate")
+                raise FloatingPointError(f"student loss is {value} at step {step}. Lower student.learning_rate.")
             if tag is not None:
                 self.curves.setdefault(tag, []).append((step, value))
                 self._log(tag, value, step)
 
 
 class AveragedModel:
-    """The exponential average of a model's weights and float buffers; young averages forget faster than ``decay``."""
+    """The exponential average of the weights and float buffers of a model. Early averages forget faster."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.module, self.decay, self.updates = copy.deepcopy(model).eval().requires_grad_(False), decay, 0
@@ -176,7 +172,7 @@ class AveragedModel:
         self._integer_pairs = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     def update(self) -> None:
-        """Move the average towards the model's present weights."""
+        """Move the average towards the current weights of the model."""
         self.updates += 1
         weight = 1 - min(self.decay, self.updates / (self.updates + 9))
         torch._foreach_lerp_(self._averages, self._values, weight)
@@ -186,25 +182,25 @@ class AveragedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientStudent(StudentAlgorithm):
-    """A student trained by gradient descent; a subclass defines the loss.
+    """A student that is trained by gradient descent. Subclasses define the loss.
 
     Attributes:
-        include_unqueried: Whether estimated posteriors (``labels.with_label_posteriors``) of points that were not asked
-            are learned, too. False where labels are propagated.
-        network: Name of the network, see ``networks.build``.
+        include_unqueried: Whether the student also learns estimated posteriors (``labels.with_label_posteriors``) of
+            points that were not queried. False for students that propagate labels.
+        network: Name of the network (``networks.NETWORKS``).
         network_options: Options of the network.
         steps: Number of training steps.
         batch_size: Number of labeled points in a batch.
         learning_rate: Peak learning rate of AdamW, after the warm-up.
         weight_decay: Decoupled weight decay.
         ema: Decay of the averaged weights.
-        augment: ``features.augmentation.Affine`` or a mapping of its fields; None if there is no geometric distortion.
-        features: Recipe by which the network's trunk is learned from the public points first, without labels; None if
-            it starts at random.
-        label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes). None:
-            an estimate on feature rows (``labels.with_label_posteriors``), 0 on images.
-        precision: float32, bfloat16 (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so
-            results then depend on the machine).
+        augment: Ranges of the affine maps: an ``Affine`` or a mapping of its fields. None for no affine maps.
+        features: Recipe of the initial trunk of the network, which is learned from public points without labels. None
+            for random initial weights.
+        label_noise: Expected share of wrong labels, or of wrong leading classes in noisy counts. None for an estimate
+            from the labels of feature rows (``labels.with_label_posteriors``), and for 0 on images and noisy counts.
+        precision: "float32", "bfloat16" (mixed), or "auto" for bfloat16 on processors with hardware support. With
+            "auto", results depend on the machine.
     """
 
     include_unqueried: ClassVar[bool] = True
@@ -234,25 +230,24 @@ class GradientStudent(StudentAlgorithm):
         checks.mapping("student.network_options", self.network_options)
         parse_affine(self.augment, "student.augment")
         if self.features is not None and not isinstance(self.features, ContrastiveFeatures):
-            fix = "Give it a _target_, as in conf/dataset/digits.yaml, or set it to null."
-            raise checks.error("student.features", self.features, "must be a recipe or null", fix)
+            fix = "Set student.features._target_, as in conf/dataset/digits.yaml."
+            raise checks.error("student.features", self.features, "must be ContrastiveFeatures or null", fix)
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when the network cannot take the data."""
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
         if self.features is not None:
             self.features.check(spec)
 
     @abstractmethod
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
-        """Make the loss of one step; ``average`` is the averaged model, whose predictions may be targets."""
+        """Make the loss of one step. The predictions of the averaged model ``average`` may be targets."""
 
     def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
-        """Make the batches and views from which the loss is computed."""
+        """Make the batches and the views of the points."""
         return Sampler(problem, parse_affine(self.augment), self.batch_size, unlabeled_batch)
 
     def is_logged(self, step: int) -> bool:
-        """Whether a step's numbers are logged: about fifty of a training are."""
+        """Whether the values of a step are logged. About fifty steps are logged."""
         return step % max(1, self.steps // 50) == 0
 
     def fit(
@@ -263,7 +258,7 @@ class GradientStudent(StudentAlgorithm):
         if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
             problem = with_label_posteriors(problem, include_unqueried=self.include_unqueried)
         description = networks.describe(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        # Convolutions compute in channels last: a fifth less time, and the same numbers but for rounding.
+        # Convolutions are a fifth faster in channels last. Results are the same except for rounding.
         model = self.make_initial_network(problem, description).to(memory_format=torch.channels_last)
         average, note = AveragedModel(model, self.ema), DeferredLog(log)
         with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= _MAX_SINGLE_THREAD_FEATURES):
@@ -271,7 +266,7 @@ class GradientStudent(StudentAlgorithm):
         return Student(description, average.module.to(memory_format=torch.contiguous_format), spec, note.curves)
 
     def make_initial_network(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
-        """Make the network of the first step: a fresh one, or one with a trunk learned from the public points."""
+        """Make the initial network, with random weights or with a trunk that was learned from public points."""
         device = problem.pool_x.device
         generator = rng.make_torch_generator(problem.seed, "student", "initial")
         model = networks.initialize(networks.rebuild(description), generator).to(device)
@@ -304,7 +299,7 @@ class GradientStudent(StudentAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised(GradientStudent):
-    """Cross-entropy on the answered points alone: quick, a baseline, and the default guide student."""
+    """A network trained on the answered points alone: a fast baseline, and the default guide student."""
 
     name: str = "supervised"
 
@@ -319,7 +314,7 @@ class Supervised(GradientStudent):
 
 
 def compute_lr_factor(step: int, steps: int) -> float:
-    """Compute the share of the peak learning rate: a linear rise over 5 % of the steps, then half a cosine to 1 %."""
+    """Compute the share of the peak learning rate: linear warm-up over 5 % of the steps, then cosine decay to 1 %."""
     warmup_steps = max(1, round(0.05 * steps))
     if step < warmup_steps:
         return (step + 1) / warmup_steps

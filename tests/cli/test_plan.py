@@ -148,7 +148,7 @@ def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(enc
         ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "the very records"),
         ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "the very records"),
         ((*encoded, "dataset.path=mails.csv", "pilot.dataset=bare", *BRIEF), "of unknown classes"),
-        ((*encoded, "pilot.dataset=digits", "pilot.num_classes=10", *BRIEF), "is for texts"),
+        ((*encoded, "pilot.dataset=digits", "pilot.num_classes=10", *BRIEF), "because points are images"),
         ((*encoded, "pilot.dataset=nosuch"), "is no data set here"),
         ((*encoded, "pilot.dataset=libsvm"), "not declared as public"),
         ((*encoded, "pilot.dataset=digits", "pilot.num_classes=3"), "10 classes"),

@@ -157,7 +157,7 @@ def test_a_missing_folder_and_a_failed_download_are_refused(source, tmp_path, mo
 
     for target in ("mnist.MNIST.download", "svhn.SVHN.download", "cifar.CIFAR10.download"):
         monkeypatch.setattr(f"torchvision.datasets.{target}", refuse)
-    with pytest.raises(ValueError, match=r"dataset\.download=True: .* fetched into .*no route"):
+    with pytest.raises(ValueError, match=r"dataset\.download=True: .* downloaded to .*no route"):
         source(root=str(tmp_path), download=True).load()
 
 

@@ -221,8 +221,8 @@ class Words(torch.nn.Module):
 def test_progress_says_how_long_a_point_takes_and_not_how_many_there_are(tmp_path, capsys):
     encoded(tmp_path, mails(tmp_path, private=317)).load(Stages())
     messages = capsys.readouterr().err
-    assert "Encoding the private records" in messages and "ms each" in messages and "317" not in messages
-    assert "Nobody declares what it was trained on" in messages
+    assert "Encoding the private records" in messages and "ms per point" in messages and "317" not in messages
+    assert "its training data are not declared" in messages
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_the_student_names_the_encoder_that_it_needs_and_takes_no_other(ran, tmp
         load_student(plan.folder).predict(["123"])
     worlds.table(tmp_path / "table.safetensors", seed=1)
     for encoder, why in (
-        (files_of(tmp_path), rf"encoder sha256=.*must be the student's, '{digest}'"),
+        (files_of(tmp_path), rf"encoder sha256=.*must be '{digest}', as for the student"),
         (worlds.static(folder), r"encoder options=.*max_length"),
         ({"wheels": "x"}, r"encoder='wheels'"),
     ):
@@ -349,7 +349,7 @@ def test_the_classifier_takes_texts_through_an_encoder_that_its_release_names(tm
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "encode", encode)
         model = fit()
-    assert "Nobody declares what it was trained on" in "".join(capsys.readouterr())
+    assert "its training data are not declared" in "".join(capsys.readouterr())
     assert model.score(public["text"].tolist(), public["label"]) > 0.8
     assert model.privacy_["encoder"]["license"] == "MIT"
     student = load_student(model.release_, encoder=encoder)
@@ -368,7 +368,7 @@ def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_
     eye = worlds.eye(tmp_path, headless=True)
     plan = changed(tiny(tmp_path / "home"), dataset=images, encoder=eye, num_queries=30)
     pipeline.run(plan)
-    with pytest.raises(ValueError, match=r"encoder='eye': is tests\.features\.encoder_worlds\.Eye, whose code no file"):
+    with pytest.raises(ValueError, match=r"encoder='eye': is the torch module tests\.features\.encoder_worlds\.Eye,"):
         load_student(plan.folder, encoder={"weights": eye.weights})
     student = load_student(plan.folder, encoder=eye)
     assert student.predict_names(x[260:].numpy()) == student.predict_names(eye.encode(x[260:], images.load().spec))

@@ -99,8 +99,8 @@ def test_a_replaced_row_may_move_others_where_ids_decide(files, tmp_path):
 @pytest.mark.parametrize(
     ("options", "parts", "adjacencies", "advice"),
     [
-        ({}, "path", {"add_remove"}, "Use dataset.roles=position, or give"),
-        ({"benchmark": True}, "path", {"add_remove"}, "Use dataset.roles=position, or give"),
+        ({}, "path", {"add_remove"}, "Use dataset.roles=position, or put"),
+        ({"benchmark": True}, "path", {"add_remove"}, "Use dataset.roles=position, or put"),
         ({}, "path test_path", {"add_remove"}, "(dataset.public_path)"),
         ({}, "path public_path", {"add_remove", "replace_one"}, ""),
         ({"group": ...}, "path public_path", {"add_remove"}, "Use partition=add_remove"),
@@ -193,18 +193,18 @@ def test_the_private_file_is_not_the_public_one_too(key, files):
     path = Path(files["own csv"])
     with pytest.raises(ValueError, match=rf"dataset\.{key}=.*every private record would be public"):
         Csv(path=str(path), **{key: str(path.parent / "images" / ".." / "t.csv")}).load()
-    with pytest.raises(ValueError, match=rf"dataset\.{key}=.*or a folder around it"):
+    with pytest.raises(ValueError, match=rf"dataset\.{key}=.*or a folder that contains it"):
         ImageFolder(path=files["own images"], **{key: str(path.parent)}).load()
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_nothing_private_becomes_public_without_consent(kind, files):
     source, path, apart = SOURCES[kind], files[f"own {kind}"], files[f"apart {kind}"]
-    request = r"dataset\.publish_split=False: about 10% of its records.*become public.*dataset\.publish_split=true"
+    request = r"dataset\.publish_split=False: about 10% of the records.*become public.*dataset\.publish_split=true"
     for options, message in (
         ({}, request),
         ({"publish_test": True}, request),
-        ({"test_path": apart}, "about 11% of its records"),  # a test file leaves less to be split
+        ({"test_path": apart}, "about 11% of the records"),  # a test file leaves less to be split
     ):
         with pytest.raises(ValueError, match=message):
             source(path=path, **options).load()
@@ -218,7 +218,9 @@ def test_nothing_private_becomes_public_without_consent(kind, files):
         data = source(path=path, **options).load()
         assert data.pool.split == pytest.approx(split) and data.evaluation.public is is_public
     if kind == "csv":
-        with pytest.raises(ValueError, match=r"about 10% of its units \(dataset\.group=user\), with all their records"):
+        with pytest.raises(
+            ValueError, match=r"about 10% of the units \(dataset\.group=user\), with all records of each unit"
+        ):
             source(path=path, group="user").load()
 
 

@@ -53,7 +53,7 @@ def test_contrast_is_the_published_loss():
 def test_learning_brings_the_classes_together_without_labels():
     x, y = digits()
     start = dataclasses.replace(RECIPE, steps=0)
-    before, after = (agreement(recipe.compute_features(x, SPEC, seed=0), y) for recipe in (start, RECIPE))
+    before, after = (agreement(encode(recipe.learn(x, SPEC, seed=0), x, SPEC), y) for recipe in (start, RECIPE))
     assert after > before and after > 0.9
 
 
@@ -85,11 +85,12 @@ def test_several_encoders_are_those_of_their_seeds_side_by_side():
     recipe = dataclasses.replace(RECIPE, steps=5, encoders=3)
     contrastive._ENCODER_CACHE.clear()
     calls: list[tuple[int, int]] = []
-    features = recipe.compute_features(x, SPEC, seed=4, progress=lambda *p: calls.append(p))
+    features = encode(recipe.learn(x, SPEC, seed=4, progress=lambda *p: calls.append(p)), x, SPEC)
     assert calls[-1] == (15, 15)
     contrastive._ENCODER_CACHE.clear()
     with single_thread_mode():  # the slow twin: one after the other, learned anew
-        parts = [recipe.single_encoder.compute_features(x, SPEC, seed=derive_member_seed(4, k)) for k in range(3)]
+        single = recipe.single_encoder
+        parts = [encode(single.learn(x, SPEC, seed=derive_member_seed(4, k)), x, SPEC) for k in range(3)]
     assert torch.equal(features, torch.nn.functional.normalize(torch.cat(parts, 1), dim=1))
     assert derive_member_seed(4, 0) == 4 and len({derive_member_seed(4, k) for k in range(3)}) == 3
     assert not torch.allclose(parts[0], parts[1]), "each from its own start"
@@ -134,7 +135,7 @@ def test_transfer_moves_the_trunk_and_leaves_the_classifier():
 
 def test_features_have_unit_length_and_rows_may_be_few():
     x, _ = digits(3)
-    z = dataclasses.replace(RECIPE, steps=2).compute_features(x, SPEC, seed=0)
+    z = encode(dataclasses.replace(RECIPE, steps=2).learn(x, SPEC, seed=0), x, SPEC)
     torch.testing.assert_close(z.norm(dim=1), torch.ones(3))
     assert encode(remove_head(networks.build("small_cnn", (1, 8, 8), 10)), x, SPEC).shape == (3, 128)
 

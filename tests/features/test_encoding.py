@@ -18,16 +18,16 @@ def test_onnx_files_with_tensors_in_another_file_are_refused(tmp_path):
     """No hash of the encoder would cover the other file."""
     encoding.check_no_external_data(onnx_files.linear(tmp_path / "in.onnx"))
     outside = Encoder(name="outside", weights=str(onnx_files.linear(tmp_path / "o.onnx", external=True)))
-    with pytest.raises(ValueError, match=r"features\.weights='.*o\.onnx': keeps tensors in another file"):
+    with pytest.raises(ValueError, match=r"features\.weights='.*o\.onnx': has tensors in another file"):
         outside.encode(worlds.points(ROWS, 3), ROWS)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"head.bias": None}, r"lack head\.bias\."),
-        ({"tail.bias": torch.zeros(1)}, r"hold the unknown tail\.bias\."),
-        ({"head.bias": torch.zeros(9), "head.weight": torch.zeros(9)}, r"have another shape of head\.bias and 1 more"),
+        ({"head.bias": None}, r"lacks the tensor head\.bias\."),
+        ({"tail.bias": torch.zeros(1)}, r"has the unknown tensor tail\.bias\."),
+        ({"head.bias": torch.zeros(9), "head.weight": torch.zeros(9)}, r"has another shape of head\.bias and 1 more"),
     ],
 )
 def test_weights_that_do_not_fit_the_module_are_named(change, why, tmp_path):
@@ -49,7 +49,7 @@ def test_files_of_another_format_are_named(name, tmp_path):
         encoder.make_runner(spec)
     if name == "table.safetensors":
         save_file({"a": torch.zeros(2, 2), "b": torch.zeros(2, 2)}, tmp_path / name)
-        with pytest.raises(ValueError, match="not one table"):
+        with pytest.raises(ValueError, match="must hold one table"):
             encoder.make_runner(spec)
 
 
@@ -79,8 +79,8 @@ def test_a_pickle_is_refused_until_it_is_converted_without_running_it(tmp_path):
 
 def test_the_limit_drops_the_features_that_were_not_used_for_longest(tmp_path):
     def ask(name, max_bytes=1000, notify=lambda _: None):
-        cache = encoding.EncodingCache(root=tmp_path, max_bytes=max_bytes, notify=notify)
-        cache.get_or_encode(name, {}, torch.zeros(1), lambda: torch.ones(100))  # 480 bytes on disk
+        limits = {"max_bytes": max_bytes, "notify": notify}
+        encoding.load_or_encode(tmp_path, name, {}, torch.zeros(1), lambda: torch.ones(100), **limits)  # 480 bytes
         return {file.name.split("-")[0] for file in (tmp_path / "features").glob("*.safetensors")}
 
     for age, name in enumerate(("first", "second")):
@@ -91,4 +91,4 @@ def test_the_limit_drops_the_features_that_were_not_used_for_longest(tmp_path):
     ask("first")  # used again
     messages = []
     assert ask("third") == ask("none", max_bytes=0) == {"first", "third"}
-    assert ask("large", max_bytes=300, notify=messages.append) == {"first", "third"} and "not kept" in messages[0]
+    assert ask("large", max_bytes=300, notify=messages.append) == {"first", "third"} and "not cached" in messages[0]

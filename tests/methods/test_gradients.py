@@ -340,7 +340,8 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     pipeline.run(plan)
     first, second = asked
     data = plan.dataset.load()
-    width = plan.method.features.single_encoder.compute_features(data.pool.x[:4], data.spec, seed=0).shape[1]
+    x = data.pool.x[:4]
+    width = encode(plan.method.features.single_encoder.learn(x, data.spec, seed=0), x, data.spec).shape[1]
     assert first.shape == second.shape == (2 * width + 1, 10)
     assert sorted(fitted) == sorted([plan.seed, rng.derive_member_seed(plan.seed, 1)] * 3), (
         "two generations, one more round"

@@ -95,7 +95,7 @@ def table(path, group: str | None) -> Csv:
 ADD, REPLACE = {"partition": AddRemove()}, {"partition": ReplaceOne()}
 OTHER_TERMS = {
     "now of records": ({"group": "patient"}, {"group": None}, r"unit='record'.*'group:patient'"),
-    "now of groups": ({"group": None}, {"group": "patient"}, "cannot protect group:patient"),
+    "now of groups": ({"group": None}, {"group": "patient"}, "the privacy unit is group:patient"),
     "now replace": (ADD, REPLACE, "adjacency='replace_one'.*'add_remove'"),
     "now add": (REPLACE, ADD, "adjacency='add_remove'.*'replace_one'"),
     "delta": ({}, {"delta": 1e-5}, "delta=1e-05"),

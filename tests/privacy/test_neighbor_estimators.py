@@ -175,10 +175,10 @@ def test_a_warning_that_counts_private_records_is_found(monkeypatch):
     records = tensors.build_private_data
 
     def counting(*given, **options):
-        private, dropped = records(*given, **options)
-        if dropped:
+        private = records(*given, **options)
+        if dropped := private.num_unusable_by_reason:
             print(f"{sum(dropped.values())} records cannot be used")
-        return private, dropped
+        return private
 
     monkeypatch.setattr(pate.tensors, "build_private_data", counting)
     assert faults("said.txt differs", door="PATE")

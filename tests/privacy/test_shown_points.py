@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from pate_torch import load_student, pipeline
-from pate_torch.data.image_folder import ImageFolder, read_images
+from pate_torch.data.image_folder import ImageFolder, read_image
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv
@@ -137,7 +137,7 @@ def test_images_are_named_by_their_file_or_split_off_by_their_pixels(tmp_path):
     pool = ImageFolder(name="scans", path=path, **others, **size).load().pool
     assert pool.names.describe() == {"source": "public", "named_by": "file"}
     files = [tmp_path / "public" / name for name in pool.names.names]
-    assert torch.equal(read_images("x", files, (1, 6, 6), "bilinear"), pool.x)
+    assert torch.equal(torch.stack([read_image("x", file, (1, 6, 6), "bilinear") for file in files]), pool.x)
     split = ImageFolder(name="scans", path=path, publish_split=True, **size).load().pool
     assert split.names.describe() == {"source": "split off the data", "named_by": "content"}
     assert split.names.names == tuple(compute_content_id([x.numpy().tobytes()]) for x in split.x)

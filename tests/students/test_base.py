@@ -44,7 +44,7 @@ def test_a_schema_stands_beside_the_other_facts(student, tmp_path):
     assert {**without, "schema": TABLE.schema.to_dict()} == of_table
     of_rows = store.load(tmp_path / "without")
     assert of_rows.spec.schema is None and of_rows.predict(torch.zeros(2, 3)).shape == (2,)
-    with pytest.raises(ValueError, match=r"holds no schema to read tables by.*\(N, 3\)"):
+    with pytest.raises(ValueError, match=r"has no schema, so tables cannot be converted.*\(N, 3\)"):
         of_rows.predict(FRAME)
     with pytest.raises(ValueError, match=r"points=\(2, 4\): must have the shape \(N, 3\)"):
         student.predict(np.zeros((2, 4), dtype=np.float32))

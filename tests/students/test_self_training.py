@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pate_torch import networks
-from pate_torch.features.contrastive import ContrastiveFeatures
+from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.neighbors import build_neighbor_graph
 from pate_torch.networks import make_feature_extractor
 from pate_torch.privacy.records import LinearModel
@@ -69,7 +69,7 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
     x, y = images(90, seed=1)
     graphs = []
     monkeypatch.setattr(
-        semi_supervised, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
+        semi_supervised.neighbors, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
     )
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
     student = SelfTraining(first_student=small, later_students=small, num_generations=2, members=3)
@@ -91,12 +91,12 @@ def test_a_model_that_was_not_released_is_not_published():
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
     student = SelfTraining(first_student=small, later_students=small, publish="released_model")
     features = ContrastiveFeatures(network_options=small.network_options, steps=1)
-    width = features.compute_features(x[:2], IMAGES, seed=0).shape[1]
+    width = encode(features.learn(x[:2], IMAGES, seed=0), x[:2], IMAGES).shape[1]
     drawn = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + 0.1
     task = StudentTask(IMAGES, x, torch.arange(60), y)
     other = dataclasses.replace(task, posterior_QC=drawn / drawn.sum(1, keepdim=True))
     for one, task_of_one, size, message in (
-        (student, task, None, "none was released"),
+        (student, task, None, "no model was released"),
         (student, task, 3, "other features"),
         (dataclasses.replace(student, features=features), other, width, "other features.*released"),
     ):

@@ -49,7 +49,7 @@ def test_load_student_takes_a_file_a_run_or_its_release(tmp_path):
     for where in (folder / "student.safetensors", folder, folder.parent, str(folder.parent)):
         loaded = pate_torch.load_student(where)
         assert torch.equal(loaded.compute_probabilities(x), student.compute_probabilities(x))
-    with pytest.raises(ValueError, match="neither"):
+    with pytest.raises(ValueError, match="must be a student file"):
         pate_torch.load_student(tmp_path)
 
 
@@ -67,7 +67,7 @@ def test_the_command_writes_beside_a_release_and_never_into_it(tmp_path, capsys,
     assert store.main([str(release), "--output", str(release / "student.pt2")]) == 2
     assert "--output" in capsys.readouterr().err
     assert store.main([str(tmp_path / "nowhere")]) == 2
-    assert "neither" in capsys.readouterr().err
+    assert "must be a student file" in capsys.readouterr().err
     (tmp_path / "bad.safetensors").write_bytes(b"not a student")
     assert store.main([str(tmp_path / "bad.safetensors")]) == 2
 

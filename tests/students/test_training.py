@@ -32,11 +32,11 @@ def build(posterior_QC=None, soft=False, **changes):
         ({"label_Q": torch.tensor([0, 1, 3])}, "label=3"),
         ({"label_Q": torch.tensor([0, 1, -1])}, "label=-1"),
         ({"query_Q": torch.tensor([0, 1, 150])}, "query=150"),
-        ({"label_Q": torch.tensor([0, 1])}, "2 labels for 3 questions"),
-        ({"posterior_QC": torch.ones(2, 3) / 3}, "label posteriors"),
-        ({"posterior_QC": torch.ones(3, 3)}, "label posteriors"),
-        ({"posterior_QC": torch.tensor([[1.5, -0.5, 0.0]] * 3)}, "label posteriors"),
-        ({"posterior_QC": torch.full((3, 3), torch.nan)}, "label posteriors"),
+        ({"label_Q": torch.tensor([0, 1])}, "2 labels for 3 points"),
+        ({"posterior_QC": torch.ones(2, 3) / 3}, "posteriors"),
+        ({"posterior_QC": torch.ones(3, 3)}, "posteriors"),
+        ({"posterior_QC": torch.tensor([[1.5, -0.5, 0.0]] * 3)}, "posteriors"),
+        ({"posterior_QC": torch.full((3, 3), torch.nan)}, "posteriors"),
     ],
 )
 def test_a_task_that_does_not_fit_together_is_refused(change, message):
@@ -108,5 +108,5 @@ def test_the_first_loss_that_is_not_finite_is_named(steps):
             loss = super().make_objective(problem, average, note)
             return lambda model, step: loss(model, step) * (math.inf if step == 7 else 1.0)
 
-    with pytest.raises(FloatingPointError, match=r"student loss is inf at step 7: lower student\.learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"student loss is inf at step 7\. Lower student\.learning_rate"):
         Bursts(network="logistic", steps=steps).fit(make_task()[0], seed=0, device=CPU)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.opening import make_inputs
 from pate_torch.privacy.facts import DatasetFacts
@@ -61,7 +62,7 @@ def test_records_are_encoded_by_the_trunk_shard_by_shard():
 
 
 def test_the_trunk_is_the_representation_of_the_pool():
-    twin = START.features.compute_features(DATA.pool.x, DATA.spec, seed=0)
+    twin = encode(START.features.learn(DATA.pool.x, DATA.spec, seed=0), DATA.pool.x, DATA.spec)
     torch.testing.assert_close(TRUNK.compute_features(DATA.pool.x), twin, rtol=0, atol=0)
     learnt = RECIPE.learn_trunk(DATA.pool, DATA.spec, 0, torch.device("cpu"), Stages(quiet=True))
     assert torch.equal(learnt.compute_features(DATA.pool.x), twin) and learnt.spec == TRUNK.spec
