@@ -236,7 +236,7 @@ COMMAND_LINES = [
     ("mechanism.sigma=-1", "mechanism.sigma=-1: must be greater than 0", "votes"),  # of a dataclass
     ("teacher.augment={twist:3}", "teacher.augment key='twist'", "rotate"),  # of a part of one
     ("student=fixmatch_ensemble student.member=3", "student.member=3", "_target_"),
-    ("num_querys=3", "num_querys: no such key (there are seed", "Did you mean 'num_queries'?"),
+    ("num_querys=3", "num_querys: no such key (existing keys: seed", "Did you mean 'num_queries'?"),
     ("steps=0", "steps: no such key", "Did you mean 'teacher.steps' or 'student.steps'"),
     ("mechanism.sgima=3", "mechanism.sgima: no such key", "Did you mean 'sigma'?", "+mechanism.sgima=3"),
     ("+dataset.foo=1", "dataset", "'foo'", "private"),

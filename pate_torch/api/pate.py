@@ -579,7 +579,7 @@ def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
     descent = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
     if descent is None or not facts.has_records:
         return feasibility.NOISE_ADVICE
-    mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
+    mechanism, size, dim_argument = descent.mechanism, "<approximate number>", ""
     arguments = f"sigma={mechanism.sigma:.4g}, adjacency={mechanism.adjacency!r}"
     if descent.effective_dim is not None:
         size, dim_argument = str(descent.num_records), f", effective_dim={descent.effective_dim:.3g}"

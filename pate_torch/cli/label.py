@@ -1,13 +1,13 @@
-r"""Answer a file of votes and nothing more: labels.csv with its price, charged to the ledger as every release is.
+r"""Release private labels from a file of votes as labels.csv with a privacy statement, and charge the ledger.
 
     pate label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
         privacy.delta=1e-6
-    pate label dataset=svhn                     # by the method of a run, with the keys of train.py
+    pate label dataset=svhn                     # labels of a run without a student, with the keys of train.py
 
-The votes may come from teachers trained anywhere (``methods.voting``); the owner vouches that every privacy unit
-reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
-conf/label.yaml and conf/account.yaml. Exit codes: 0 done; 2 a choice that is refused with nothing charged, or a disk
-that is full or read-only.
+Any program may have trained the teachers of a file of votes (``methods.voting``). The owner is responsible that the
+records of each privacy unit were used by one teacher only, and that ``partition`` is the adjacency. Every point of the
+file is a question. conf/label.yaml and conf/account.yaml list all keys. The exit code is 0 if labels were released, and
+2 if a setting is refused before a charge, or if the disk is full or read-only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pate_torch.teachers.voting import read_votes
 
 @dataclass(frozen=True, kw_only=True)
 class VotesOnlyDataset(DatasetSource):
-    """A data set of which only votes are given: its public points are the numbers of the rows of a file."""
+    """A data set without records, whose public points are the row numbers of a file of votes."""
 
     spec: DataSpec
     unit: str
@@ -50,7 +50,7 @@ class VotesOnlyDataset(DatasetSource):
         return self.spec.name
 
     def load(self) -> Dataset:
-        """The public points; no private records, no test points."""
+        """Make the public points, without private records or test points."""
         empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         private = PrivateRecords.from_rows(empty_x, empty_y, [], self.unit)
         pool, evaluation = PublicPool(torch.arange(self.size)[:, None].float()), Evaluation(empty_x, empty_y)
@@ -58,13 +58,13 @@ class VotesOnlyDataset(DatasetSource):
 
 
 def build_config(cfg: DictConfig) -> RunConfig:
-    """Build what ``cfg`` (conf/label.yaml) names.
+    """Build the run configuration from ``cfg`` (conf/label.yaml).
 
     Raises:
-        ValueError: A choice cannot work; the message names its key.
+        ValueError: A setting is wrong. The message names its key.
     """
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
-        cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
+        cfg.recommended.sigma = 1.0  # calibration replaces this placeholder
     values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     votes = read_votes(values["votes"], **{key: values[key] for key in ("num_classes", "num_points", "num_teachers")})
     spec = DataSpec(
@@ -94,7 +94,7 @@ def build_config(cfg: DictConfig) -> RunConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="pate label", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
     settings = parser.parse_intermixed_args(arguments).settings

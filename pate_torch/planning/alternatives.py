@@ -1,4 +1,4 @@
-"""Suggest per-record gradients at the same price for runs in which noise outweighs the votes of teachers."""
+"""Advice to use per-record gradients at the same price if noise outweighs the votes of teachers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pate_torch.privacy.facts import DatasetFacts
 
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
-    """Suggest settings of train.py for a run whose votes the noise outweighs."""
+    """Suggest settings of train.py for a run in which noise outweighs the votes."""
     spec, num_public = facts.spec, len(facts.pool)
     gradients = match_label_price(config, spec.nominal_size, num_public)
     if gradients is None or not facts.has_records:
@@ -22,12 +22,15 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
-    """Calibrate noisy descent to the price of the run's labels; None if its kind of noise has no descent.
+    """Calibrate noisy gradient descent to the price of the run's labels.
 
     Args:
         config: Configuration of a run with teachers.
-        num_records: Approximate number of records. None if that is not public.
-        num_public: Number of public points. None if it is not known.
+        num_records: Approximate number of records. None if the number is not public.
+        num_public: Number of public points. None if the number is not known.
+
+    Returns:
+        The descent. None if the run does not label points, or if descent does not support its kind of noise.
     """
     method = config.method
     if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
@@ -42,28 +45,28 @@ def match_label_price(config: RunConfig, num_records: int | None, num_public: in
 
 
 def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
-    """Advise to use gradients as ``alternative`` says, unless noise outweighs them, too."""
+    """Format advice to use ``alternative``, a call or settings for gradients, unless noise outweighs gradients, too."""
     if gradients.is_noise_dominated:
         return NOISE_ADVICE
-    size, noise = gradients.num_records, f"{gradients.mechanism.sigma:.3g}"
-    records = "all records (for thousands of them, about how many is public)" if size is None else f"{size:,} records"
-    return f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {records}: {alternative}"
+    size, noise = gradients.num_records, f"{gradients.mechanism.sigma:.3g} clipping norms"
+    records = f"{size:,} records" if size is not None else "all records (if their approximate number is public)"
+    return f"At the same epsilon, the sum of the clipped gradients of {records} has noise of {noise}: {alternative}"
 
 
 def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
     """Format the settings of train.py that replace this plan's teachers by gradients.
 
     Args:
-        plan: Configuration of the run with teachers. Its target epsilon, if any, determines the noise.
-        gradients: Noisy descent at the same price.
-        is_image: Whether points are images. None if that is not known.
-        is_encoded: Whether points are an encoder's features.
+        plan: Configuration of the run with teachers. If it has a target epsilon, the settings contain no noise scale.
+        gradients: Noisy gradient descent at the same price.
+        is_image: Whether points are images. None if unknown.
+        is_encoded: Whether points are features of an encoder.
     """
     mechanism, trains_on_answers = gradients.mechanism, gradients.needs_self_training(is_encoded)
     words = ["method=gradients", "mechanism=gradient_descent", "query=random"]
     words += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
     if gradients.effective_dim is None:
-        words += ["method.size=<about how many>"]
+        words += ["method.size=<approximate number>"]
     else:
         words += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
         words += [f"mechanism.clip_norm={mechanism.clip_norm:g}", f"mechanism.step_size={mechanism.step_size:.3g}"]

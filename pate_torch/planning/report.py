@@ -1,4 +1,4 @@
-"""The plan report: a table for the terminal, one object for programs."""
+"""Plan report as a table for the terminal, and as a JSON object for programs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WIDTH = 80
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanReport:
-    """Everything that a plan says.
+    """Result of ``pate plan``.
 
     Attributes:
         dataset: Declared name of the data set.
-        budget_epsilon: Cap of the account.
-        budget_source: Name of the key or account that sets the cap.
+        budget_epsilon: Cap of the account, in epsilon.
+        budget_source: Origin of the cap, a key or the account.
         delta: Delta of the account.
         choices: Rows of the table.
         notes: Sentences below the table.
@@ -36,11 +36,11 @@ class PlanReport:
 
     @property
     def best_choice(self) -> Choice | None:
-        """The recommended choice; None if none works."""
+        """Recommended choice. None if no choice works."""
         return select_best(self.choices)
 
     def to_json(self) -> str:
-        """The report as one JSON object, with null for infinity."""
+        """Convert the report to one JSON object, with null for infinity."""
         best = None if self.best_choice is None else self.choices.index(self.best_choice)
         text = json.dumps({**dataclasses.asdict(self), "best": best})
         return json.dumps(json.loads(text, parse_constant=lambda _: None), allow_nan=False)
@@ -56,9 +56,11 @@ def format_report(report: PlanReport) -> str:
     if best is None:
         notes.append("None of these choices works.")
     elif best.forecast is None:
-        notes.append("* The least epsilon whose labels need a lead of at most a quarter of the votes, or else of half.")
+        notes.append(
+            "* The smallest epsilon at which useful labels need a lead of at most a quarter (or half) of the votes."
+        )
     else:
-        notes.append("* The least epsilon within 2 % of the most right labels that the budget holds.")
+        notes.append("* The smallest epsilon with at least 98 % of the largest number of correct labels.")
     lines += ["", *(line for note in notes for line in _wrap(note, 2))]
     if best is not None:
         words = " ".join(["python train.py", *best.settings])
@@ -72,7 +74,7 @@ def _explain_verdicts(choices: tuple[Choice, ...]) -> list[str]:
     meanings = [(name, meaning) for name, meaning in VERDICTS.items() if name in verdicts]
     meanings += [("cannot", problem) for problem in dict.fromkeys(c.problem for c in choices) if problem is not None]
     if any(choice.lead is not None for choice in choices):
-        meanings.append(("lead", "votes by which the winner must lead every other class for a useful label"))
+        meanings.append(("lead", "lead over every other class that a useful label needs, in votes"))
     return [line for name, meaning in meanings for line in _wrap(f"{name:>8}  {meaning}")]
 
 
@@ -99,7 +101,7 @@ _OPTIONAL_COLUMNS = ("screen", "thr", "asked", "mechanism", "answered", "shard")
 
 
 def format_table(report: PlanReport) -> list[str]:
-    """Format one line for each choice, the best marked, in 80 columns; columns of one value are left out first."""
+    """Format one line of 80 columns for each choice, and mark the best. Columns with one value are dropped first."""
     columns = {name: [name, *map(cell, report.choices)] for name, cell in _CELLS.items()}
     widths = {name: max(map(len, cells)) for name, cells in columns.items() if set(cells) != {name, "-"}}
     for name in sorted(_OPTIONAL_COLUMNS, key=lambda name: len(set(columns[name])) > 2):

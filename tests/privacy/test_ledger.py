@@ -702,7 +702,7 @@ def test_an_account_that_paid_only_delta_is_shown_as_one(path, ledger, capsys):
     ledger.open_account("mnist", **TERMS, planned_events=[PureDPEvent(epsilon=0.05), DeltaEvent(delta=2e-6)])
     ledger.reserve("mnist", [DeltaEvent(delta=2e-6)], **FACTS)
     assert main(["show", "--path", str(path)]) == 0
-    assert "only delta is paid, 2e-06 of it" in capsys.readouterr().out
+    assert "only delta is spent: 2e-06" in capsys.readouterr().out
 
 
 def test_the_table_fits_eighty_columns(path, ledger, capsys):
