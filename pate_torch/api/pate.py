@@ -40,7 +40,7 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import PanelMethod
 from pate_torch.owner_metrics import attack_student
-from pate_torch.planning.alternatives import match_label_price, suggest_gradients
+from pate_torch.planning.gradient_budget import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.facts import DatasetFacts

@@ -30,7 +30,7 @@ from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods.voting import VotesFile
 from pate_torch.pipeline import run
-from pate_torch.planning.alternatives import suggest_settings
+from pate_torch.planning.gradient_budget import suggest_settings
 from pate_torch.privacy.partition import Partition
 from pate_torch.privacy.records import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.queries.random import Random

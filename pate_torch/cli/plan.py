@@ -42,10 +42,9 @@ from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
-from pate_torch.planning import alternatives
-from pate_torch.planning.choice import Choice, PlanEvaluator, get_parameters, select_best
+from pate_torch.planning import gradient_budget
+from pate_torch.planning.choice import Choice, PlanEvaluator, PlanReport, format_report, get_parameters, select_best
 from pate_torch.planning.pilot import Pilot, PilotConfig
-from pate_torch.planning.report import PlanReport, format_report
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import Ledger
 
@@ -247,8 +246,8 @@ def _suggest_gradients(plans: Mapping[Choice, RunConfig], facts: SourceFacts) ->
     if not isinstance(plan.method, TeacherVotes):
         return
     priced_plan = replace(plan, method=plan.method.calibrate(terms.target_epsilon, terms.delta))
-    gradients = alternatives.match_label_price(priced_plan, facts.num_private, facts.num_public)
+    gradients = gradient_budget.match_label_price(priced_plan, facts.num_private, facts.num_public)
     if gradients is not None and not gradients.is_noise_dominated:
         is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
-        settings = alternatives.gradient_overrides(plan, gradients, False if is_encoded else None, is_encoded)
-        yield alternatives.suggest_gradients(gradients, settings)
+        settings = gradient_budget.gradient_overrides(plan, gradients, False if is_encoded else None, is_encoded)
+        yield gradient_budget.suggest_gradients(gradients, settings)

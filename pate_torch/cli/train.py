@@ -25,7 +25,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.config import Study
 from pate_torch.core import checks
 from pate_torch.core.run_folders import find_config_folder
-from pate_torch.planning.alternatives import suggest_settings
+from pate_torch.planning.gradient_budget import suggest_settings
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 _shows_traceback = False

@@ -31,7 +31,7 @@ from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
 VACUOUS_ALPHA = 0.5
-"""An excess error that every hypothesis attains, so that a promise of it says nothing."""
+"""Default excess error. Its promise is so weak that only very small samples cause a warning."""
 
 MIN_ACCEPTANCE_RATE = 1e-4
 """Smallest acceptance rate of proposals that ``run_logistic_exponential`` allows."""
@@ -77,7 +77,7 @@ def run_exponential_mechanism(
     ``alpha``. A single candidate is free of charge.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public; error counts have sensitivity 1.
-        (WLF16 prints 2/n for mean losses in [0, 1], which would spend half the budget only.)
+        (WLF16 prints the sensitivity 2/n for mean losses in [0, 1], which would use only half of the budget.)
     Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss; bounded range: Cesar & Rogers 2021.
     """
     checks.between("alpha", alpha, 0, 1, exclusive=True)
@@ -90,7 +90,7 @@ def run_exponential_mechanism(
 
 
 def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample) -> Ints:
-    """PRIVATE. Count the errors of each candidate: one replaced record changes each count by at most 1."""
+    """PRIVATE. Count the errors of each candidate. One replaced record changes each count by at most 1."""
     return hypotheses.count_errors(candidates, sample.x, sample.y)
 
 
@@ -143,9 +143,9 @@ def run_sspp(
 ) -> ChosenHypothesis:
     """Choose among one hypothesis for each dichotomy of the *public* points by the errors on the sample.
 
-    The points [m, D] must be independent of the sample. If the class has a single dichotomy of them, its hypothesis is
-    free of charge. The function warns below ``compute_sspp_private_size`` and ``compute_sspp_public_size`` for excess
-    error alpha with probability 1 - beta.
+    The public points [m, D] must be independent of the sample. If the class has a single dichotomy of the points, its
+    hypothesis is free of charge. The function warns if there are fewer records than ``compute_sspp_private_size`` or
+    fewer public points than ``compute_sspp_public_size`` for excess error alpha with probability 1 - beta.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.
@@ -217,7 +217,7 @@ def run_logistic_exponential(
     dimension = sample.x.shape[1]
     if sample.n < (law_min_n := 2 * dimension / (epsilon * ridge * radius)):
         fix = f"Take n >= {math.ceil(law_min_n):,}, fewer features, or a larger ridge."
-        raise checks.error("sample.n", sample.n, "is so small that almost all proposals lie outside of the ball", fix)
+        raise checks.error("sample.n", sample.n, "is so small that most proposals lie outside the ball", fix)
     min_n = compute_convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
     warn_below_guarantee("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", min_n)])
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
@@ -260,7 +260,7 @@ def _draw_parameters(sample: Sample, radius: float, ridge: float, rate: float, n
 def _minimize_in_ball(
     objective: Callable[[Floats, float], tuple[float, Floats]], dimension: int, radius: float
 ) -> tuple[Floats, float]:
-    """Minimize J in the ball approximately. Return the point, and the multiplier of the constraint."""
+    """Minimize J in the ball approximately. Return the minimum point and the multiplier of the norm constraint."""
 
     def minimize_objective(extra_ridge: float) -> Floats:
         return minimize(objective, np.zeros(dimension), (extra_ridge,), jac=True, method="L-BFGS-B").x

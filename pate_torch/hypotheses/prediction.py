@@ -93,11 +93,11 @@ def run_private_prediction(
     subset_size: int | None = None,
     constants: str = "paper",
 ) -> Predictions:
-    """Predict h(x), h drawn from the dichotomies of a random subset by its errors on the whole sample, and flip it.
+    """Predict each query by a random hypothesis, and flip each answer with probability alpha.
 
-    Each query gets another subset and another draw (the stable predictor at ``compute_flipping_gamma``), and its answer
-    is flipped with probability alpha. The function warns if n is below ``compute_stable_predictor_size`` or the size
-    for uniform convergence, or if the subset is no net.
+    For each query, a hypothesis for the dichotomies of a new random subset is drawn by its errors on the whole sample
+    (the stable predictor at ``compute_flipping_gamma``). The function warns if n is below
+    ``compute_stable_predictor_size`` or the size for uniform convergence, or if the subset is too small for a net.
 
     Args:
         hypotheses: Hypothesis class.
@@ -106,7 +106,7 @@ def run_private_prediction(
         epsilon: Epsilon of one prediction.
         alpha: Excess error, and probability of a flip.
         budget: Account that pays, and source of the noise.
-        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and the net's size.
+        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and the net size.
         constants: "paper" or "sharp".
 
     Guarantee: pure epsilon-DP for each prediction; len(x_Q) predictions are charged. Replace-one. The stable predictor
@@ -114,7 +114,7 @@ def run_private_prediction(
     Source: DF20 Corollary 1, which needs an *achieved* stability of epsilon alpha / 2; hence gamma = epsilon alpha / 6.
     """
     checks.positive("epsilon", epsilon)
-    checks.between("alpha", alpha, 0, 0.5, exclusive=True, fix="At 1/2 an answer is pure chance.")
+    checks.between("alpha", alpha, 0, 0.5, exclusive=True, fix="At alpha = 1/2, every answer is random.")
     x_Q = check_points("x_Q", x_Q)
     gamma = compute_flipping_gamma(epsilon, alpha, constants)
     checks.between("gamma", gamma, 0, 1, exclusive=True, fix="Take a smaller epsilon or alpha.")
@@ -124,7 +124,7 @@ def run_private_prediction(
         raise checks.error("sample.n", sample.n, "makes the subset of at most gamma n records empty", fix)
     net_size = compute_net_size(alpha, alpha, d)
     subset_size = min(max_size, net_size) if subset_size is None else subset_size
-    checks.integer("subset", subset_size, low=1, high=max_size, fix="Stability needs subset <= gamma n.")
+    checks.integer("subset_size", subset_size, low=1, high=max_size, fix="Stability needs subset_size <= gamma n.")
     min_n = compute_stable_predictor_size(d, gamma=gamma, alpha=alpha)
     promises = [(f"empirical excess error {4 * alpha:g}", min_n)]
     promises += [(f"excess error {6 * alpha:g} with probability 0.9", compute_uniform_size(alpha, 0.1, d))]

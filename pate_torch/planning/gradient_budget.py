@@ -1,4 +1,4 @@
-"""Settings of noisy gradients (``method=gradients``) at a given price.
+"""Settings of noisy gradients (``method=gradients``) at a given price, and advice to use them instead of teachers.
 
 For a declared number of records, the rule takes eight steps. The effective dimension of the public points is the number
 of records per unit of noise divided by eight, but at most a quarter of the number of public points.
@@ -10,7 +10,11 @@ import math
 from dataclasses import dataclass, replace
 
 from pate_torch.accounting import calibration
+from pate_torch.config import RunConfig
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.methods.feasibility import NOISE_ADVICE
+from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.privacy.facts import DatasetFacts
 
 _NUM_STEPS, _CLIP_NORM = 8, 0.5
 _SIGNAL_TO_NOISE_PER_DIM = 8
@@ -86,3 +90,75 @@ def calibrate_gradients(
         return gradients
     step_size = _STEP_SIZE * math.sqrt(1 + gradients.effective_dim)  # the root is about the length of a whitened point
     return replace(gradients, mechanism=replace(gradients.mechanism, first_step_size=step_size, step_size=step_size))
+
+
+def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
+    """Suggest settings of train.py for a run in which noise outweighs the votes."""
+    spec, num_public = facts.spec, len(facts.pool)
+    gradients = match_label_price(config, spec.nominal_size, num_public)
+    if gradients is None or not facts.has_records:
+        return NOISE_ADVICE
+    is_encoded = spec.encoder is not None
+    return suggest_gradients(gradients, gradient_overrides(config, gradients, spec.is_image, is_encoded))
+
+
+def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
+    """Calibrate noisy gradient descent to the price of the run's labels.
+
+    Args:
+        config: Configuration of a run with teachers.
+        num_records: Approximate number of records. None if the number is not public.
+        num_public: Number of public points. None if the number is not known.
+
+    Returns:
+        The descent. None if the run does not label points, or if descent does not support its kind of noise.
+    """
+    method = config.method
+    if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
+        return None
+    return calibrate_gradients(
+        epsilon=calibration.compute_epsilon(method.privacy_events(), config.privacy.delta),
+        delta=config.privacy.delta,
+        adjacency=config.partition.adjacency,
+        num_records=num_records,
+        num_public=num_public,
+    )
+
+
+def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
+    """Format advice to use ``alternative``, a call or settings for gradients, unless noise outweighs gradients, too."""
+    if gradients.is_noise_dominated:
+        return NOISE_ADVICE
+    size, noise = gradients.num_records, f"{gradients.mechanism.sigma:.3g} clipping norms"
+    records = f"{size:,} records" if size is not None else "all records (if their approximate number is public)"
+    return f"At the same epsilon, the sum of the clipped gradients of {records} has noise of {noise}: {alternative}"
+
+
+def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
+    """Format the settings of train.py that replace this plan's teachers by gradients.
+
+    Args:
+        plan: Configuration of the run with teachers. If it has a target epsilon, the settings contain no noise scale.
+        gradients: Noisy gradient descent at the same price.
+        is_image: Whether points are images. None if unknown.
+        is_encoded: Whether points are features of an encoder.
+    """
+    mechanism, trains_on_answers = gradients.mechanism, gradients.needs_self_training(is_encoded)
+    words = ["method=gradients", "mechanism=gradient_descent", "query=random"]
+    words += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
+    if gradients.effective_dim is None:
+        words += ["method.size=<approximate number>"]
+    else:
+        words += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
+        words += [f"mechanism.clip_norm={mechanism.clip_norm:g}", f"mechanism.step_size={mechanism.step_size:.3g}"]
+        words += [f"mechanism.first_step_size={mechanism.first_step_size:.3g}"]
+    words += [] if gradients.num_public is None else [f"num_queries={gradients.num_public}"]
+    if is_image and isinstance(plan.method, LabelingMethod) and plan.method.features is None:
+        words += ["features=contrastive"]
+    if is_image is False and not trains_on_answers:
+        words += ["student=released_model"]
+    else:
+        words += ["student=self_training", f"student.alpha={'.5' if trains_on_answers else '.3'}"]
+    words += [] if plan.private_epsilon is None else ["private_epsilon=none"]
+    words += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
+    return " ".join(words)

@@ -97,7 +97,11 @@ class Anonymous(FeatureRecipe):
 @pytest.mark.parametrize(
     ("features", "others", "message"),
     [
-        (RECIPE, (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)), "must be the features in which"),
+        (
+            RECIPE,
+            (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)),
+            "must be the features in which",
+        ),
         (Anonymous(), (Anonymous(),), "design"),
     ],
     ids=["other features", "a recipe without a design"],

@@ -8,7 +8,7 @@ import pytest
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.planning import report as reports
+from pate_torch.planning import choice as reports
 from pate_torch.planning.pilot import Forecast
 from tests.planning.plans import evaluate, report_on
 
@@ -42,7 +42,7 @@ def test_the_star_states_its_rule_and_the_command_is_that_of_the_row():
     forecast = Forecast(answer_rate=1.0, accuracy=0.9)
     choices = tuple(dataclasses.replace(choice, forecast=forecast, verdict="ok") for choice in report.choices)
     tried = dataclasses.replace(report, choices=choices)
-    assert "within 2 % of the most right labels" in reports.format_report(tried)
+    assert "98 % of the largest number of correct" in reports.format_report(tried)
     assert "90.0%" in reports.format_table(tried)[1]
 
 
