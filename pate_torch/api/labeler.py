@@ -271,7 +271,6 @@ class PrivateLabeler:
 
     @property
     def student_path(self) -> Path:
-        """Path of the file of the published student."""
         return self._journal.path.with_name(f"{self._journal.path.stem}.student.safetensors")
 
     def publish_hypothesis(self, hypotheses: HypothesisClass, sample: Sample, *, epsilon: float) -> Any:

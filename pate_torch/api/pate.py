@@ -382,14 +382,9 @@ class PATE:
         return attack_student(sides, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False)
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
-        """Make a PrivateLabeler of these teachers with a journal under ``home``. The caller must close the labeler.
+        """Make a ``PrivateLabeler`` of these teachers with a journal under ``home``. The caller must close the labeler.
 
-        Args:
-            num_queries: Number of questions in a block, as for ``PrivateLabeler``.
-            calls: Largest number of turns in a block, as for ``PrivateLabeler``.
-
-        Raises:
-            ValueError: An argument is wrong, or ``fit_teachers`` has not been called.
+        ``num_queries`` and ``calls`` are arguments of ``PrivateLabeler``.
         """
         data = self._require_records()
         if isinstance(self.teacher, PrivateMethod):
@@ -555,7 +550,7 @@ def find_account(home: Path, name: str) -> Account | None:
     """Read an account from the ledger. Return None if the account does not exist."""
     if not (home / "ledger.sqlite").exists():
         return None
-    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+    with Ledger(home / "ledger.sqlite", create=False, readonly=True) as ledger:
         return next((account for account in ledger.list_accounts() if account.name == name), None)
 
 

@@ -92,10 +92,7 @@ def refuse_names_of_components() -> Iterator[None]:
 def compose_labeling(settings: Sequence[str], run_name: str | None = None) -> RunConfig:
     """Compose the configuration of a run that only makes a release, without a student or results for the owner.
 
-    Args:
-        settings: Settings of train.py.
-        run_name: Name in the path of the run's folder. None for the mechanism's name. A ``paths.run`` in ``settings``
-            has priority.
+    If ``run_name`` is set, it replaces the mechanism's name in the path of the run's folder.
     """
     cfg = hydra.compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
     if run_name is not None and not any(setting.startswith("paths.run=") for setting in settings):
@@ -105,11 +102,7 @@ def compose_labeling(settings: Sequence[str], run_name: str | None = None) -> Ru
 
 
 def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
-    """Build the run configuration with the components that ``cfg`` selects.
-
-    Raises:
-        ValueError: A component cannot be built. The message names its key.
-    """
+    """Build the run configuration from ``cfg``. Raise ValueError with the key of a component that cannot be built."""
     try:
         values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:

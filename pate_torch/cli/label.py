@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +21,11 @@ import torch
 from hydra import compose as hydra_compose
 from omegaconf import DictConfig, OmegaConf
 
+from pate_torch.api.pate import InMemoryDataset
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods.voting import VotesFile
 from pate_torch.pipeline import run
@@ -37,32 +36,16 @@ from pate_torch.queries.random import Random
 from pate_torch.teachers.voting import read_votes
 
 
-@dataclass(frozen=True, kw_only=True)
-class VotesOnlyDataset(DatasetSource):
-    """A data set without records, whose public points are the row numbers of a file of votes."""
-
-    spec: DataSpec
-    unit: str
-    size: int
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    def load(self) -> Dataset:
-        """Make the public points, without private records or test points."""
-        empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
-        private = PrivateRecords.from_rows(empty_x, empty_y, [], self.unit)
-        pool, evaluation = PublicPool(torch.arange(self.size)[:, None].float()), Evaluation(empty_x, empty_y)
-        return Dataset(self.spec, private, pool, evaluation, provenance={CLASSES: FROM_OWNER})
+def make_votes_dataset(spec: DataSpec, unit: str, num_points: int) -> InMemoryDataset:
+    """Make a data set without records, whose public points are the row numbers of a file of votes."""
+    empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
+    private, pool_x = PrivateRecords.from_rows(empty_x, empty_y, [], unit), torch.arange(num_points)[:, None].float()
+    evaluation, provenance = Evaluation(empty_x, empty_y), {CLASSES: FROM_OWNER}
+    return InMemoryDataset(Dataset(spec, private, PublicPool(pool_x), evaluation, provenance=provenance))
 
 
 def build_config(cfg: DictConfig) -> RunConfig:
-    """Build the run configuration from ``cfg`` (conf/label.yaml).
-
-    Raises:
-        ValueError: A setting is wrong. The message names its key.
-    """
+    """Build the run configuration from ``cfg`` (conf/label.yaml). Raise ValueError with the key of a wrong setting."""
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # calibration replaces this placeholder
     values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
@@ -77,7 +60,7 @@ def build_config(cfg: DictConfig) -> RunConfig:
     )
     num_queries = values["num_queries"]
     return RunConfig(
-        dataset=VotesOnlyDataset(spec=spec, unit=values["dataset"]["unit"], size=len(votes)),
+        dataset=make_votes_dataset(spec, values["dataset"]["unit"], len(votes)),
         partition=hydra_config.instantiate_component(cfg, "partition", Partition),
         method=VotesFile(
             votes=votes,

@@ -27,15 +27,7 @@ from pate_torch.pipeline import run
 
 
 def compose_config(name: str, words: Sequence[str]) -> RunConfig:
-    """Compose the configuration of a run of this algorithm.
-
-    Args:
-        name: Name of the algorithm.
-        words: Settings key=value, and at most one path of a table.
-
-    Raises:
-        ValueError: There are two tables or no data set, or the partition is not replace_one.
-    """
+    """Compose the configuration of a run of an algorithm from settings key=value and at most one path of a table."""
     tables = [word for word in words if "=" not in word]
     values = {key: value for key, _, value in (word.partition("=") for word in words if "=" in word)}
     if len(tables) > 1:

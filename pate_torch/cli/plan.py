@@ -29,6 +29,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from pate_torch.accounting.formatting import format_delta
+from pate_torch.api.pate import find_account
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
@@ -46,7 +47,6 @@ from pate_torch.planning import gradient_budget
 from pate_torch.planning.choice import Choice, PlanEvaluator, PlanReport, format_report, get_parameters, select_best
 from pate_torch.planning.pilot import Pilot, PilotConfig
 from pate_torch.privacy.accounts import Account
-from pate_torch.privacy.ledger import Ledger
 
 SWEEP_KEYS = (
     *("num_teachers", "num_queries", "mechanism"),
@@ -76,16 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plan(settings: Sequence[str]) -> PlanReport:
-    """Evaluate all choices that these settings of train.py describe.
-
-    Raises:
-        ValueError: A setting is wrong. Hydra raises its own errors for some wrong settings.
-    """
+    """Evaluate all choices that these settings of train.py describe. Raise ValueError if a setting is wrong."""
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
     with hydra_config.open_configuration():
         base = compose_plan((*fixed_settings, *(f"{key}={values[0]}" for key, values in axes.items())))
-        facts, account, terms = base.dataset.declared_facts(), _find_account(base), base.privacy
+        facts, account, terms = base.dataset.declared_facts(), find_account(base.root, base.dataset.name), base.privacy
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
             problem = "cannot be combined with a list for mechanism.sigma, because it determines mechanism.sigma"
             raise checks.error("privacy.target_epsilon", terms.target_epsilon, problem, "Omit one of the two keys.")
@@ -213,13 +209,6 @@ def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_s
     if isinstance(base.dataset, EncodedDataset):
         data = replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return Pilot(options, data, planned_facts.num_private, base.seed)
-
-
-def _find_account(base: RunConfig) -> Account | None:
-    if not base.ledger_path.exists():
-        return None
-    with Ledger(base.ledger_path, create=False, readonly=True) as ledger:
-        return {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
 
 
 def _make_notes(facts: SourceFacts, account: Account | None, options: PilotConfig) -> Iterator[str]:

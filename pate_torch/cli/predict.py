@@ -22,11 +22,7 @@ from pate_torch.students.store import load_student
 
 
 def read_table(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:
-    """Read the names and the encoded rows of a table's records.
-
-    Raises:
-        ValueError: The table does not fit the student. The message names columns and values.
-    """
+    """Read the names and the encoded rows of a table's records."""
     quotes = not options.no_quotes
     table = table_files.read_table("records", file, options.separator, columns=options.columns, quotes=quotes)
     if options.id is not None:
@@ -39,11 +35,7 @@ def read_table(student: Student, file: Path, options: argparse.Namespace) -> tup
 
 
 def read_images(student: Student, path: Path, _: argparse.Namespace) -> tuple[list[str], Tensor]:
-    """Read the names and the pixels of image files.
-
-    Raises:
-        ValueError: The folder contains no images, or an image cannot be read.
-    """
+    """Read the names and the pixels of image files."""
     files = image_folder.list_image_files(path) if path.is_dir() else [path]
     if not files:
         raise checks.error("records", str(path), "must be an image or a folder that contains images")

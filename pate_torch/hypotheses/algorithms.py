@@ -127,9 +127,6 @@ def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOp
         facts: Public facts, with the public points.
         options: Options. All problems together cost ``options.epsilon``.
         seed: Seed of the permutation.
-
-    Raises:
-        ValueError: The records are images, the privacy units are groups, or the class needs another number of features.
     """
     spec = facts.spec
     if facts.unit not in ("record", LABEL_UNIT):

@@ -119,13 +119,7 @@ class HypothesisMethod(PrivateMethod):
 
 @dataclass(eq=False, repr=False)
 class PreparedHypothesis(PreparedMethod):
-    """PRIVATE. An algorithm and its problems.
-
-    Attributes:
-        method: Algorithm and options.
-        inputs: Inputs from the session.
-        parts: PRIVATE. One problem, or one problem for each class against the rest.
-    """
+    """PRIVATE. An algorithm with one problem, or with one problem for each class against the rest."""
 
     method: HypothesisMethod
     inputs: MethodInputs

@@ -111,17 +111,10 @@ def choose_delta(num_records: int | None) -> float:
 def choose_method(
     facts: PublicFacts, method: str = "auto", num_teachers: int | None = None, num_queries: int | None = None
 ) -> MethodConfig:
-    """Choose the method for these facts.
+    """Choose the settings of a method, and the method itself if ``method`` is "auto".
 
-    Args:
-        facts: Public facts.
-        method: One of ``METHODS``. "auto" chooses gradients if ``num_records`` is declared and neither of the next two
-            arguments is set, else teachers.
-        num_teachers: Number K of teachers. None for the rule's choice.
-        num_queries: Number of questions. None for the rule's choice.
-
-    Raises:
-        ValueError: The method does not support these facts.
+    Without ``num_teachers`` or ``num_queries``, the rule chooses these numbers. A ValueError states why a method does
+    not support these facts.
     """
     checks.one_of("method", method, METHODS)
     if method == "dpsgd":

@@ -105,13 +105,7 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
     """Calibrate noisy gradient descent to the price of the run's labels.
 
-    Args:
-        config: Configuration of a run with teachers.
-        num_records: Approximate number of records. None if the number is not public.
-        num_public: Number of public points. None if the number is not known.
-
-    Returns:
-        The descent. None if the run does not label points, or if descent does not support its kind of noise.
+    Return None if the run does not label points, or if gradient descent does not support its kind of noise.
     """
     method = config.method
     if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
@@ -137,11 +131,8 @@ def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
 def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
     """Format the settings of train.py that replace this plan's teachers by gradients.
 
-    Args:
-        plan: Configuration of the run with teachers. If it has a target epsilon, the settings contain no noise scale.
-        gradients: Noisy gradient descent at the same price.
-        is_image: Whether points are images. None if unknown.
-        is_encoded: Whether points are features of an encoder.
+    ``is_image`` is None if it is unknown whether points are images. ``is_encoded`` states whether points are features
+    of an encoder. If the plan has a target epsilon, the settings contain no noise scale.
     """
     mechanism, trains_on_answers = gradients.mechanism, gradients.needs_self_training(is_encoded)
     words = ["method=gradients", "mechanism=gradient_descent", "query=random"]
