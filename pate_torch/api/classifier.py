@@ -25,14 +25,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d,
 from torch import Tensor, nn
 
 from pate_torch.accounting.formatting import format_delta
-from pate_torch.api.inputs import (
-    PointTransform,
-    encode_labels,
-    is_images,
-    is_table,
-    parse_cells,
-    predict_all_classes,
-)
+from pate_torch.api.inputs import PointTransform, encode_labels, is_images, is_table, parse_cells, predict_all_classes
 from pate_torch.api.pate import PATE, annotate_disk_error, find_account, select_student_network
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
@@ -376,7 +369,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _collect_provenance(self) -> dict[str, str]:
-        """Collect the origins of the public values for the privacy statement."""
         provenance = {
             origins.CLASSES: origins.FROM_PRIVATE_LABELS if self.classes is None else origins.FROM_OWNER,
             origins.NORMALIZATION_CONSTANTS: origins.FROM_PUBLIC_POINTS,

@@ -80,7 +80,6 @@ class Journal:
             raise
 
     def append(self, kind: str, **facts: Any) -> None:
-        """Write one entry to the disk."""
         self._write({"kind": kind, **facts})
         self.lines.append(JournalEntry(kind, facts))
 

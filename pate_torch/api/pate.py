@@ -489,7 +489,6 @@ class PATE:
         )
 
     def _get_recipe(self, spec: DataSpec) -> TeacherRecipe:
-        """Return the recipe of the teachers, which is a small network by default."""
         is_recipe = isinstance(self.teacher, TeacherRecipe)
         return self.teacher if is_recipe else TeacherRecipe(network="lean_cnn" if spec.is_image else "mlp")
 
@@ -585,7 +584,6 @@ def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
 
 
 def _parse_evaluation(side: str, x: Array, y: Any, spec: DataSpec) -> Evaluation:
-    """Parse the arguments <side>_x and <side>_y of the user."""
     points = tensors.parse_points(f"{side}_x", x)
     return Evaluation(points, tensors.parse_labels(f"{side}_y", torch.as_tensor(y), len(points), spec.num_classes))
 

@@ -90,10 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problem = "must be torch, because these algorithms draw continuous noise"
             raise checks.error("noise", config.method.noise, problem, "Omit noise.")
         method = HypothesisMethod(
-            algorithm_name=parsed.algorithm,
-            options=options,
-            seed=config.seed,
-            below_guarantee=parsed.below_guarantee,
+            algorithm_name=parsed.algorithm, options=options, seed=config.seed, below_guarantee=parsed.below_guarantee
         )
         run(dataclasses.replace(config, method=method))
 

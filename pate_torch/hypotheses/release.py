@@ -113,7 +113,6 @@ class HypothesisMethod(PrivateMethod):
         }
 
     def prepare(self, inputs: MethodInputs) -> PreparedHypothesis:
-        """PRIVATE. Make the problems of the records."""
         return PreparedHypothesis(self, inputs, make_problems(inputs.records, inputs.facts, self.options, self.seed))
 
 

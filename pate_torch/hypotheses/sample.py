@@ -65,11 +65,9 @@ class Sample:
 
     @property
     def n(self) -> int:
-        """Number of records."""
         return len(self.y)
 
     def select(self, index: Ints | slice) -> Sample:
-        """Select the records at these positions."""
         return Sample(self.x[index], self.y[index])
 
     def __repr__(self) -> str:

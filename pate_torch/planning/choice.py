@@ -231,7 +231,6 @@ class PlanReport:
 
     @property
     def best_choice(self) -> Choice | None:
-        """Recommended choice. None if no choice works."""
         return select_best(self.choices)
 
     def to_json(self) -> str:
