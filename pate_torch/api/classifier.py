@@ -134,7 +134,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.non_deterministic = True  # no seed may determine the noise
-        tags.classifier_tags.poor_score = True  # by design, on a few dozen records
+        tags.classifier_tags.poor_score = True  # scikit-learn's checks have a few dozen records, too few for privacy
         return tags
 
     def fit(self, X: Any, y: Any, *, public: Any = None, groups: Any = None) -> PATEClassifier:
@@ -144,7 +144,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             X: PRIVATE. DataFrame, rows [N, D] or uint8 images [N, Ch, H, W]; a list of N texts for an ``Encoder``.
             y: PRIVATE. Classes [N].
             public: Unlabeled public points of the same form as ``X``. Their values may be published.
-            groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. None if every record is one unit.
+            groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. None if the unit is a record. Under
+                add_remove, equal records are then one unit.
 
         Raises:
             ValueError: An argument is wrong, and nothing has been charged; or, after the charge, no public point has
@@ -238,7 +239,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             y = np.array(y, dtype=object)  # NumPy would convert all labels to strings if one label is a string
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
-            raise checks.error("y", f"{len(y)} classes", f"must hold one class for each of the {len(x)} records")
+            raise checks.error("y", type(y).__name__, "must hold one class for each record of X")
         self.classes_, label_N = encode_labels(y, self.classes)
         return x, np.where(has_text_N, label_N, -1), pool
 
@@ -248,9 +249,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return X, public, True
         has_text_N = np.array([texts.is_text(text) for text in X], dtype=bool)
         X = [text if has_text else "-" for text, has_text in zip(X, has_text_N.tolist(), strict=True)]
-        sides = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
+        tensors = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
         with Stages(quiet=not self.verbose) as stages:
-            features = encode_sides(self.encoder, TEXT_SPEC, sides, name=str(self.account), root=self._home,
+            features = encode_sides(self.encoder, TEXT_SPEC, tensors, name=str(self.account), root=self._home,
                                 device=torch.device(self.device), stages=stages)  # fmt: skip
         return features["private"].numpy(), features["public"].numpy(), has_text_N
 

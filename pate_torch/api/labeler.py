@@ -67,25 +67,25 @@ class History:
 
 @dataclass(eq=False)
 class _Block:
-    """A reserved sequence of at most ``num_queries`` questions in at most ``calls`` turns, with counts of its use."""
+    """A reservation for at most ``num_queries`` questions in at most ``max_calls`` calls, with counts of its use."""
 
     reservation: str
     num_queries: int
-    calls: int
+    max_calls: int
     is_reusable: bool = True  # whether the block has the mechanism, the calls and the kind of noise of this labeler
-    num_turns: int = 0
+    num_calls: int = 0
     num_asked: int = 0
     num_answered: int = 0
     num_failures: int = 0
     is_stopped: bool = False
 
     def has_room(self, count: int) -> bool:
-        return not self.is_stopped and self.num_turns < self.calls and self.num_asked + count <= self.num_queries
+        return not self.is_stopped and self.num_calls < self.max_calls and self.num_asked + count <= self.num_queries
 
-    def record_turn(self, label_Q: Tensor, num_asked: int) -> None:
-        """Count one turn of ``num_asked`` questions. A mechanism that stops early returns fewer labels."""
+    def record_call(self, label_Q: Tensor, num_asked: int) -> None:
+        """Count one call with ``num_asked`` questions. A mechanism that stops early returns fewer labels."""
         num_failures = int((label_Q == NO_ANSWER).sum())
-        self.num_turns += 1
+        self.num_calls += 1
         self.num_asked += num_asked
         self.num_answered += len(label_Q) - num_failures
         self.num_failures += num_failures
@@ -106,7 +106,7 @@ class PrivateLabeler:
             also after a restart.
         spec: Public facts about the points.
         num_queries: Number of questions in a block.
-        calls: Largest number of turns in a block. None for ``num_queries`` turns.
+        calls: Largest number of calls of ``answer`` in a block. None for ``num_queries``.
         allow_uninformative_labels: Whether to answer although labels would be no better than chance even if all
             teachers agreed.
         owns_ledger: Whether ``close`` also closes the ledger.
@@ -170,8 +170,7 @@ class PrivateLabeler:
     def answer(self, x: Tensor) -> Tensor:
         """Label one point or a batch of points.
 
-        Repeated questions are free, and all questions are free after a classifier has been published. All other
-        questions of the call are one turn of a block.
+        Repeated questions are free, and all questions are free after a classifier has been published.
 
         Args:
             x: Public point of shape ``spec.input_shape``, or a batch [Q, ...] of points.
@@ -314,7 +313,7 @@ class PrivateLabeler:
         self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, _to_rows(x)).astype("int64"))
         return hypothesis
 
-    # ---- one turn -----------------------------------------------------------------------------------------------
+    # ---- one call -----------------------------------------------------------------------------------------------
 
     def _ask(self, points: Tensor) -> None:
         votes = self._count_votes(points)
@@ -325,7 +324,7 @@ class PrivateLabeler:
         if self._block is not None and not self._block.has_room(len(votes)):
             self._settle()
         try:
-            with self._open_turn(votes) as spending:
+            with self._open_spending(votes) as spending:
                 if self._block is None:
                     size = max(self.num_queries, len(votes))
                     plan = {"num_queries": size, "num_teachers": votes.num_teachers, **self._describe_plan()}
@@ -343,8 +342,8 @@ class PrivateLabeler:
             self._block = None
             self._journal.append("close", reservation=block.reservation)
 
-    def _open_turn(self, votes: Votes) -> AbstractContextManager[Spending]:
-        """Open the next turn of the open block, or reserve a new block."""
+    def _open_spending(self, votes: Votes) -> AbstractContextManager[Spending]:
+        """Resume the open block, or reserve a new block."""
         if self._block is not None:
             return self.budget.resume(self._block.reservation, self._journal.digest)
         mechanism, num_teachers, num_classes = self.mechanism, votes.num_teachers, votes.num_classes
@@ -366,8 +365,8 @@ class PrivateLabeler:
         """Draw labels, int64 [at most Q]. Write the labels to the journal, and record their cost."""
         context = MechanismContext(
             num_queries=block.num_queries,
-            rounds=block.calls,
-            round_index=block.num_turns,
+            rounds=block.max_calls,
+            round_index=block.num_calls,
             num_failures=block.num_failures,
             num_answered=block.num_answered,
         )
@@ -382,7 +381,7 @@ class PrivateLabeler:
             events=json.loads(to_json(answers.events)),
         )
         spending.record_cost(answers.events)
-        block.record_turn(label_Q, len(points))
+        block.record_call(label_Q, len(points))
         return label_Q
 
     def _describe_plan(self) -> dict[str, Any]:
@@ -417,7 +416,7 @@ class PrivateLabeler:
                     case "answers":
                         label_Q = torch.tensor(facts["labels"], dtype=torch.int64)
                         from_json(json.dumps(facts["events"]))  # raises an error if an event is damaged
-                        blocks[facts["reservation"]].record_turn(label_Q, facts["asked"])
+                        blocks[facts["reservation"]].record_call(label_Q, facts["asked"])
                         self._store_answers(journals.decode(facts["points"]), label_Q)
                     case "close":
                         closed_ids.add(facts["reservation"])

@@ -191,7 +191,7 @@ class PATE:
         if isinstance(teacher, PrivateMethod):
             for key, value in {"mechanism": self.mechanism, "num_teachers": self.num_teachers}.items():
                 if value is not None:
-                    problem = f"cannot be combined with teacher={type(teacher).__name__}, which sets it"
+                    problem = f"must be None, because teacher={type(teacher).__name__} sets {key}"
                     raise checks.error(key, value, problem, f"Omit {key}.")
             self.num_teachers = teacher.ensemble_size
         elif not isinstance(self.mechanism, VoteMechanism):
@@ -216,7 +216,7 @@ class PATE:
                 label is not a class. Unusable records are dropped or, under replace_one, replaced by fillers.
             y: PRIVATE. Class numbers, integers [N].
             unit_id: Stable ids [N] of the privacy units: strings, integers, booleans or dates. None to use a hash of
-                each record, so that equal records are one unit.
+                each record. Under add_remove, equal records are then one unit.
             public_x: Public points that determine the normalization if ``mean`` is None. If both are None, images are
                 normalized by mean 1/2 and standard deviation 1/4, and rows are not normalized.
 
@@ -323,9 +323,9 @@ class PATE:
             raise checks.error("options", sorted(options), problem, "Set these fields on the algorithm object.")
         network = select_student_network(session.facts.spec)
         config = replace(session.config, student=_make_student("algorithm", algorithm, {"network": network, **options}))
-        with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as training:
-            config.check_students(training.facts)
-            self._student = training.fit(written)
+        with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as student_session:
+            config.check_students(student_session.facts)
+            self._student = student_session.fit(written)
         assert self._student is not None
         return self._student[1]
 
@@ -351,9 +351,9 @@ class PATE:
             pool_label_P = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=pool_label_P)
         data = replace(session.splits.data, evaluation=evaluation)
-        with ReleaseSession.open_uncharged(session.config, data, self._clock) as reporting:
-            reporting.reservation_ids = list(session.reservation_ids)
-            return reporting.write_report(written, self._student)
+        with ReleaseSession.open_uncharged(session.config, data, self._clock) as report_session:
+            report_session.reservation_ids = list(session.reservation_ids)
+            return report_session.write_report(written, self._student)
 
     def membership(self, other_x: Array, other_y: Array, *, records: int = 2000) -> MembershipResult:
         """PRIVATE. Attack the student by membership inference, and compute the bound on any attack.
@@ -374,12 +374,14 @@ class PATE:
             raise ValueError("student: no student has been fitted. Call fit_student() first.")
         data = replace(session.splits.data, evaluation=_parse_evaluation("other", other_x, other_y, session.facts.spec))
         shards = assign_shards(self.partition, data.private, self.num_teachers or 1, self.seed)
-        sides = MembershipTest(records=records).select_records(data, shards, None, self.seed)
-        if sides is None:
+        attack_records = MembershipTest(records=records).select_records(data, shards, None, self.seed)
+        if attack_records is None:
             problem = f"must hold at least {MIN_RECORDS} records that are no members"
             raise checks.error("other_x", f"{len(data.evaluation.x)} records", problem)
         events = written.labels.reserved_events if written.record["private"] else None
-        return attack_student(sides, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False)
+        return attack_student(
+            attack_records, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False
+        )
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
         """Make a ``PrivateLabeler`` of these teachers with a journal under ``home``. The caller must close the labeler.
