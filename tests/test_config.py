@@ -167,7 +167,7 @@ GNMAX_DISCRETE = GNMax(sigma=2.0, noise="discrete")
         (("privacy.delta=1e-16", "at least 1e-15 with continuous noise"), {"delta": 1e-16}),
         (("selection", "noise=torch"), {"selection": selection(), "mechanism": GNMAX_DISCRETE}),
         (("labels='../x'", "16 hexadecimal"), {"labels": "../x"}),
-        (("labels=", "Leave out teachers"), {"labels": ID, "teachers": ID}),
+        (("labels=", "Omit teachers"), {"labels": ID, "teachers": ID}),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_whatever_the_data(tmp_path, words, changes):
@@ -255,7 +255,7 @@ COMMAND_LINES = [
     ("baseline=maybe", "baseline='maybe'", "true or false"),
     ("labels_only=maybe", "labels_only='maybe'", "true or false"),
     ("votes=5", "votes=5", "text"),
-    (f"votes=v.npy teachers={ID}", "votes='v.npy'", "Leave out teachers"),
+    (f"votes=v.npy teachers={ID}", "votes='v.npy'", "Omit teachers"),
     ("paths.root=/dev/null", "/dev/null", "Not a directory", "PATE_HOME"),
     ("paths.run=/proc/none", "/proc/none", "PATE_HOME"),
 ]

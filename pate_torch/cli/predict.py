@@ -30,7 +30,7 @@ def read_table(student: Student, file: Path, options: argparse.Namespace) -> tup
     x = student.encode(table, unknown=options.unknown)
     unused = [] if student.spec.schema is None else student.spec.schema.find_unused_columns(table)
     if unused := [name for name in unused if name != options.id]:
-        print(f"Not used: {', '.join(unused)}.", file=sys.stderr)
+        print(f"Ignored columns: {', '.join(unused)}.", file=sys.stderr)
     return table[options.id] if options.id is not None else [str(row) for row in range(len(x))], x
 
 
