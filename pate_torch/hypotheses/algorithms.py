@@ -16,17 +16,8 @@ import numpy as np
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.hypotheses import exponential, prediction
-from pate_torch.hypotheses.classes import (
-    HalfPlanes,
-    HypothesisClass,
-    Intervals,
-    Stump,
-    Stumps,
-    Thresholds,
-    compute_cuts,
-    fit_erm,
-)
+from pate_torch.hypotheses import classes, exponential, prediction
+from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps
 from pate_torch.hypotheses.sample import Floats, Sample
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import NoiseProvider
@@ -48,11 +39,10 @@ class LearnOptions:
 
     hypotheses: str = _option("stumps", "hypothesis class", HYPOTHESIS_CLASSES)
     epsilon: float = _option(1.0, "epsilon of the whole release")
-    alpha: float = _option(0.1, "excess error that the theorem promises")
-    beta: float = _option(0.1, "probability that the excess error is larger")
-    points: int | None = _option(None, "number of public points that are used or labeled; depends on the algorithm")
-    constants: str = _option("paper", "private-prediction: constants of the paper, or smaller constants (sharp)",
-                             ("paper", "sharp"))  # fmt: skip
+    alpha: float = _option(0.1, "excess error of the theorem; private-prediction: a quarter of the promised error")
+    beta: float = _option(0.1, "sspp: probability that the excess error is larger")
+    points: int | None = _option(None, "number of public points (default: sspp 1000, private-prediction 20)")
+    constants: str = _option("paper", "private-prediction: constants of the paper or sharp ones", ("paper", "sharp"))
     cuts: int = _option(20, "exponential: number of thresholds for each feature")
     radius: float = _option(3.0, "convex: radius of the ball of parameters")
     ridge: float = _option(0.05, "convex: weight of the penalty on the parameters")
@@ -100,16 +90,16 @@ class Problem:
         grid = np.quantile(self.public_x, np.linspace(0, 1, self.options.cuts + 1), axis=0)
         if not isinstance(self.hypotheses, Stumps):
             return self.hypotheses.enumerate_representatives(np.unique(grid, axis=0))
-        cuts = [(feature, float(t)) for feature in range(grid.shape[1]) for t in compute_cuts(grid[:, feature])[1:-1]]
+        cuts = [(j, float(t)) for j in range(grid.shape[1]) for t in classes.compute_cuts(grid[:, j])[1:-1]]
         return [Stump(*cut, is_above) for cut in [(0, -np.inf), *cuts] for is_above in (True, False)]
 
 
 def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
     """Make the hypothesis class of this name. Raise ValueError if the class needs another number of features."""
     expected_features, make_class = {
-        "thresholds": (1, Thresholds),
-        "intervals": (1, Intervals),
-        "half-planes": (2, HalfPlanes),
+        "thresholds": (1, classes.Thresholds),
+        "intervals": (1, classes.Intervals),
+        "half-planes": (2, classes.HalfPlanes),
     }.get(name, (num_features, lambda: Stumps(num_features)))
     if num_features != expected_features:
         problem = f"takes {expected_features} feature(s), but the records have {num_features}"
@@ -186,10 +176,6 @@ def _select_options(p: Problem, *names: str) -> dict[str, Any]:
     return {name: getattr(p.options, name) for name in names}
 
 
-def _format_promise(c: LearnOptions) -> str:
-    return f"excess error {c.alpha:g} with probability {1 - c.beta:g}"
-
-
 def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
     options = _select_options(p, "epsilon", "alpha", "beta")
     return exponential.run_sspp(p.hypotheses, p.sample, p.select_points(1000), **options, budget=budget).hypothesis
@@ -198,7 +184,7 @@ def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
 def _compute_sspp_size(c: LearnOptions, d: int) -> tuple[float, str]:
     points = exponential.compute_sspp_public_size(d, alpha=c.alpha, beta=c.beta)
     n = exponential.compute_sspp_private_size(d, epsilon=c.epsilon, alpha=c.alpha, beta=c.beta)
-    return n, f"{_format_promise(c)}, from {points:,} public points on"
+    return n, f"excess error {c.alpha:g} with probability {1 - c.beta:g}, for at least {points:,} public points"
 
 
 def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
@@ -222,14 +208,14 @@ def _compute_convex_size(c: LearnOptions, d: int) -> tuple[float, str]:
     return n, f"excess mean loss {c.alpha:g}"
 
 
-def _learn_private_prediction(p: Problem, budget: NoiseProvider) -> Any:
+def _learn_prediction(p: Problem, budget: NoiseProvider) -> Any:
     x_Q, options = p.select_points(20), _select_options(p, "alpha", "constants")
     options["epsilon"] = p.options.epsilon / len(x_Q)
     predictions = prediction.run_private_prediction(p.hypotheses, p.sample, x_Q, **options, budget=budget)
-    return fit_erm(p.hypotheses, x_Q, predictions.label_Q)
+    return classes.fit_erm(p.hypotheses, x_Q, predictions.label_Q)
 
 
-def _compute_private_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
+def _compute_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
     m = c.points or 20
     gamma = prediction.compute_flipping_gamma(c.epsilon / m, c.alpha, c.constants)
     n = prediction.compute_stable_predictor_size(d, gamma=gamma, alpha=c.alpha)
@@ -237,16 +223,10 @@ def _compute_private_prediction_size(c: LearnOptions, d: int) -> tuple[float, st
 
 
 ALGORITHMS = {
-    "sspp": Algorithm(
-        _learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: the best labeling of the public points on the records"
-    ),
-    "exponential": Algorithm(
-        _learn_exponential, _compute_exponential_size, "WLF16 Algorithm 1: the best of a finite class"
-    ),
+    "sspp": Algorithm(_learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: one dichotomy of the public points"),
+    "exponential": Algorithm(_learn_exponential, _compute_exponential_size, "WLF16 Algorithm 1: finite classes"),
     "convex": Algorithm(_learn_convex, _compute_convex_size, "WLF16 Proposition 19: logistic regression", True),
-    "private-prediction": Algorithm(
-        _learn_private_prediction, _compute_private_prediction_size, "DF20 Corollary 1: stable predictions, flipped"
-    ),
+    "private-prediction": Algorithm(_learn_prediction, _compute_prediction_size, "DF20 Corollary 1: noisy predictions"),
 }
 
 
