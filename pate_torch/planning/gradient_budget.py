@@ -125,7 +125,8 @@ def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
         return NOISE_ADVICE
     size, noise = gradients.num_records, f"{gradients.mechanism.sigma:.3g} clipping norms"
     records = f"{size:,} records" if size is not None else "all records (if their approximate number is public)"
-    return f"At the same epsilon, the sum of the clipped gradients of {records} has noise of {noise}: {alternative}"
+    effect = f"At the same epsilon, the sum of the clipped gradients of {records} has noise of {noise}"
+    return f"Consider per-record gradients. {effect}. Use: {alternative}"
 
 
 def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
