@@ -160,7 +160,7 @@ GNMAX_DISCRETE, PUBLISHED = GNMax(sigma=2.0, noise="discrete"), PrivateEpsilon(a
         (("privacy.delta=1e-16", "at least 1e-15 with continuous noise"), {"delta": 1e-16}),
         (("selection", "noise=torch"), {"selection": selection(), "mechanism": GNMAX_DISCRETE}),
         (("labels='../x'", "16 hexadecimal"), {"labels": "../x"}),
-        (("labels=", "Leave out teachers"), {"labels": ID, "teachers": ID}),
+        (("labels=", "Omit teachers"), {"labels": ID, "teachers": ID}),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_whatever_the_data(tmp_path, words, changes):
@@ -233,7 +233,7 @@ COMMAND_LINES = [
     ("mechanism.sigma=-1", "mechanism.sigma=-1: must be greater than 0", "votes"),  # of a dataclass
     ("teacher.augment={twist:3}", "teacher.augment key='twist'", "rotate"),  # of a part of one
     ("student=fixmatch_ensemble student.member=3", "student.member=3", "_target_"),
-    ("num_querys=3", "num_querys: no such key (there are seed", "Did you mean 'num_queries'?"),
+    ("num_querys=3", "num_querys: no such key (existing keys: seed", "Did you mean 'num_queries'?"),
     ("steps=0", "steps: no such key", "Did you mean 'teacher.steps' or 'student.steps'"),
     ("mechanism.sgima=3", "mechanism.sgima: no such key", "Did you mean 'sigma'?", "+mechanism.sgima=3"),
     ("+dataset.foo=1", "dataset", "'foo'", "private"),
@@ -252,7 +252,7 @@ COMMAND_LINES = [
     ("baseline=maybe", "baseline='maybe'", "true or false"),
     ("labels_only=maybe", "labels_only='maybe'", "true or false"),
     ("votes=5", "votes=5", "string"),
-    (f"votes=v.npy teachers={ID}", "votes='v.npy'", "Leave out teachers"),
+    (f"votes=v.npy teachers={ID}", "votes='v.npy'", "Omit teachers"),
     ("paths.root=/dev/null", "/dev/null", "Not a directory", "PATE_HOME"),
     ("paths.run=/proc/none", "/proc/none", "PATE_HOME"),
 ]

@@ -1,1 +1,1 @@
-"""What users call: PATEClassifier, PATE and PrivateLabeler."""
+"""The Python interface: PATEClassifier, PATE and PrivateLabeler."""

@@ -1,12 +1,12 @@
-"""A scikit-learn classifier that learns from private records and public points, and may be published.
+"""A scikit-learn classifier that learns from private records and public points. The fitted model may be published.
 
     clf = PATEClassifier(epsilon=1.0, account="clinic", num_records_about=30_000, classes=["ill", "well"])
-    clf.fit(df, y, public=public_df, groups=patient_id)     # prints its choice and a forecast, charges, trains
+    clf.fit(df, y, public=public_df, groups=patient_id)     # prints the method and a forecast, charges, and trains
     clf.predict(new_df); clf.predict_proba(new_df); clf.score(test_df, test_y)
-    clf.save_release("release/"); clf.privacy_              # the statement, as in privacy.json
+    clf.save_release("release/"); clf.privacy_              # the privacy statement, as in privacy.json
 
-The method and its noise follow from public facts alone (``planning.autoconfig``). Columns, categories, scaling and the
-values of missing numbers come from the public points. ``PATE`` has further choices.
+The method and the noise depend on public facts alone (``planning.autoconfig``). The public points determine columns,
+categories, scaling and the values that replace missing numbers. ``PATE`` has more parameters.
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d,
 from torch import Tensor, nn
 
 from pate_torch.accounting.formatting import format_delta
-from pate_torch.api.inputs import (
-    PointTransform,
-    encode_labels,
-    is_images,
-    is_table,
-    parse_cells,
-    predict_all_classes,
-)
+from pate_torch.api.inputs import PointTransform, encode_labels, is_images, is_table, parse_cells, predict_all_classes
 from pate_torch.api.pate import PATE, annotate_disk_error, find_account, select_student_network
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
@@ -61,10 +54,10 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
 DEFAULT_CAP_EPSILON = 10.0
-"""Cap of a new account, in epsilon; the cost of the fit if that is larger."""
+"""Smallest epsilon cap of a new account. A fit that costs more opens an account whose cap is the cost of the fit."""
 
 _MODULE_RECIPE = TeacherRecipe(steps=500, batch_size=64)
-"""Training of a torch.nn.Module that learns from released labels."""
+"""Training recipe for a user's torch.nn.Module on the released labels."""
 
 
 @dataclass(eq=False, repr=False)
@@ -72,44 +65,45 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     """A differentially private classifier.
 
     Args:
-        epsilon: Total cost of the released model.
-        account: Name of the private data set, to which everything that is released from it is charged.
-        num_records_about: Approximate number of private records, if that is public knowledge. If None, the number of
-            records under replace_one, where it is public; unknown under add_remove.
-        delta: Delta of the guarantee. If None, the largest power of ten below one in ``num_records_about``, at most
-            1e-5.
+        epsilon: Privacy cost of the fit, in epsilon.
+        account: Name of the ledger account of the private data set. Every release from the data set is charged to it.
+        num_records_about: Approximate number of private records, if the number is public. None uses the exact number
+            under replace_one, where it is public, and no number under add_remove.
+        delta: Delta of the guarantee. None takes 1e-5, or the largest power of ten below 1/(number of records) if that
+            power is smaller.
         classes: All classes, in order. Required unless ``classes_are_public``.
-        classes_are_public: Whether the distinct values of ``y`` are public knowledge. They are then the classes if
-            ``classes`` is None, and the statement says so.
-        categories: Mapping from a column of a DataFrame to its values. Other columns take the values of the public
-            points.
-        encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or ``EncoderCard(name=..., kind="given")``,
-            the card of the encoder that made the rows, each from one point alone. None for other points.
-        method: "auto", "teachers", "gradients" or "dpsgd"; "auto" follows the rule of ``planning.autoconfig``.
-        teacher: Kind of the teachers of ``method="teachers"``, as for ``PATE``. By rule if None.
-        student: Learner of the released labels: a StudentAlgorithm, which the release then holds; a scikit-learn
-            classifier, or a function that makes a torch.nn.Module, which are not released. By method if None.
-        num_teachers: Number K of teachers. By rule if None.
-        num_queries: Number of public points that teachers are asked about. By rule if None.
+        classes_are_public: Whether the distinct values of ``y`` are public. If True and ``classes`` is None, these
+            values are the classes, and the privacy statement mentions their origin.
+        categories: Mapping from the name of a categorical DataFrame column to its allowed values. The public points
+            determine the values of other columns.
+        encoder: Frozen ``features.encoder.Encoder`` for lists of texts; or ``EncoderCard(name=..., kind="given")`` if
+            an encoder has already computed each row from one point alone. None if there is no encoder.
+        method: "auto", "teachers", "gradients" or "dpsgd". "auto" follows the rule in ``planning.autoconfig``.
+        teacher: Teacher for ``method="teachers"``, of a type that ``PATE`` accepts. None for the rule's choice.
+        student: Learner of the released labels: a StudentAlgorithm, whose student is part of the release; or a
+            scikit-learn classifier or a function that returns a torch.nn.Module, which are not part of the release.
+            None for the method's default.
+        num_teachers: Number K of teachers. None for the rule's choice.
+        num_queries: Number of public points that teachers label. None for the rule's choice.
         adjacency: Neighboring relation, "add_remove" or "replace_one".
-        allow_refit: Whether an account that has been charged may be charged again. A fit that was interrupted after its
-            charge is finished by the same fit, for free.
-        chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
-            "private scores" (such as those of cross-validation on private records). Not stated if None.
+        allow_refit: Whether to charge an account that has already been charged. If a fit was interrupted after its
+            charge, the same fit finishes it free of charge, even without this option.
+        chosen_by: How this release was chosen among several settings, for the privacy statement: "public data",
+            "priced" or "private scores" (such as cross-validation on private records). None if not stated.
         allow_duplicate_account: Whether these records may also be charged to an account of another name.
         spend_anyway: Whether to charge the account even if the forecast says that labels will be mostly noise.
-        home: Folder of ledger, teachers and runs. If None, PATE_HOME, or the store of this user for ledger and teachers
-            and ``outputs`` of the working directory for runs.
-        random_state: Seed of everything but the noise, which no seed may determine.
+        home: Folder of ledger, teachers and runs. None for PATE_HOME or, if PATE_HOME is not set, the user's store for
+            ledger and teachers, and ``outputs`` in the working directory for runs.
+        random_state: Seed of everything except the noise, which is always secret.
         device: Device on which networks are trained.
-        verbose: Whether to print the choice, the forecast, and progress.
+        verbose: Whether to print the chosen method, the forecast and the progress.
 
     Attributes:
-        classes_: The classes.
-        method_: The method that was chosen, with its reason (``planning.autoconfig.MethodConfig``).
-        privacy_: The privacy statement, as in privacy.json.
-        release_: The folder that may be published.
-        student_: The model that predicts.
+        classes_: Classes, [C].
+        method_: Chosen method, with the reason (``planning.autoconfig.MethodConfig``).
+        privacy_: Privacy statement, as in privacy.json.
+        release_: Folder that may be published.
+        student_: Model that predicts.
     """
 
     epsilon: float = 1.0
@@ -140,21 +134,23 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.non_deterministic = True  # no seed may determine the noise
-        tags.classifier_tags.poor_score = True  # by design, on a few dozen records
+        tags.classifier_tags.poor_score = True  # scikit-learn's checks have a few dozen records, too few for privacy
         return tags
 
     def fit(self, X: Any, y: Any, *, public: Any = None, groups: Any = None) -> PATEClassifier:
-        """Charge the account, and train.
+        """Charge the account and train the released model.
 
         Args:
-            X: PRIVATE. A DataFrame, rows [N, D], or uint8 images [N, Ch, H, W]; with an encoder a list of texts.
+            X: PRIVATE. DataFrame, rows [N, D] or uint8 images [N, Ch, H, W]; a list of N texts for an ``Encoder``.
             y: PRIVATE. Classes [N].
-            public: Public points of the same form, without labels. Their values may be published.
-            groups: PRIVATE. Privacy unit of each record, such as a patient. Every record is one unit if None.
+            public: Unlabeled public points of the same form as ``X``. Their values may be published.
+            groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. None if the unit is a record. Under
+                add_remove, equal records are then one unit.
 
         Raises:
-            ValueError: A choice cannot work; nothing has been charged.
-            BudgetExceeded: The account's cap would be passed; nothing has been drawn.
+            ValueError: An argument is wrong, and nothing has been charged; or, after the charge, no public point has
+                a label from which the student could learn.
+            BudgetExceeded: The charge would exceed the cap of the account. Nothing has been drawn or charged.
         """
         self._check_parameters()
         with annotate_disk_error(self._home, str(self.account)):
@@ -178,12 +174,12 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each point, [N]."""
-        likeliest_N = self.predict_proba(X).argmax(1)  # first, since it checks that the classifier is fitted
-        return self.classes_[likeliest_N]
+        """Predict the most probable class of each point, [N]."""
+        label_N = self.predict_proba(X).argmax(1)  # before classes_, because predict_proba checks for a fitted model
+        return self.classes_[label_N]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Class probabilities [N, C], in the order of ``classes_``."""
+        """Predict class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
             X = self.encoder.encode(X, TEXT_SPEC, device=self.device).nan_to_num(0, 0, 0).numpy()  # as ``encode_sides``
@@ -197,7 +193,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
-            raise checks.error("folder", str(folder), "is there already", "Name a new folder.")
+            raise checks.error("folder", str(folder), "is not empty", "Choose a new folder.")
         shutil.copytree(self.release_, folder, dirs_exist_ok=True)
         return folder
 
@@ -208,61 +204,62 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return run_folders.check_root(run_folders.get_home_folder(self.home))
 
     def _check_parameters(self) -> None:
-        """Raise ValueError for a parameter that cannot work, whatever the data."""
+        """Raise ValueError for a parameter that is wrong for every data set."""
         if self.account is None:
-            problem = "must name the private data set, to which everything that is released from it is charged"
-            raise checks.error("account", None, problem, 'PATEClassifier(account="clinic").')
+            problem = "must name the private data set, whose account pays for every release"
+            raise checks.error("account", None, problem, 'For example PATEClassifier(account="clinic").')
         if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
             problem = "must list all classes: the values of y are private, and the release names its classes"
-            fix = "Pass classes=[...]; or classes_are_public=True, if the distinct values of y are public knowledge."
+            fix = "Pass classes=[...], or pass classes_are_public=True if the distinct values of y are public."
             raise checks.error("classes", None, problem, fix)
         student = self.student
         is_sklearn = isinstance(student, BaseEstimator) and is_classifier(student)
         if not (is_sklearn or isinstance(student, StudentAlgorithm | None) or _is_module_factory(student)):
             fix = f"Pass lambda: {type(student).__name__}(...)." if isinstance(student, nn.Module) else ""
-            kinds = "a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
+            kinds = "a student algorithm, a scikit-learn classifier or a function that returns a torch.nn.Module"
             raise checks.error("student", type(student).__name__, f"must be {kinds}", fix)
         if student is not None and self.method == "dpsgd":
-            raise checks.error("student", type(student).__name__, "cannot be given with DP-SGD: nothing learns from it")
+            problem = "cannot be combined with method='dpsgd', which releases no labels for a student"
+            raise checks.error("student", type(student).__name__, problem, "Omit student.")
         if not isinstance(self.encoder, Encoder | EncoderCard | None):
-            problem = "must be an Encoder, or an EncoderCard that says which one made the rows"
+            problem = "must be an Encoder, or the EncoderCard of the encoder that computed the rows"
             raise checks.error("encoder", type(self.encoder).__name__, problem)
 
     def _read_points(self, X: Any, y: Any, public: Any) -> tuple[Tensor, np.ndarray, Tensor]:
-        """PRIVATE. Read records [N, ...], their labels [N] (-1 if unusable) and public points; set ``classes_``."""
+        """PRIVATE. Read records [N, ...], class numbers [N] (-1 if unusable) and public points; set ``classes_``."""
         if public is None:
-            problem = "must be given: unlabeled points that are public, from which columns and scaling are read"
-            raise checks.error("public", None, problem, "fit(X, y, public=...).")
+            problem = "must be unlabeled public points, which determine columns and scaling"
+            raise checks.error("public", None, problem, "Call fit(X, y, public=...).")
         X, public, has_text_N = self._encode_texts(X, public)
         X, public = self._check_points(X, public)
         is_encoded = self.encoder is not None
         self._transform, pool = PointTransform.from_public(public, self.categories, is_encoded=is_encoded)
         x = self._transform(X)
         if self.classes is not None and isinstance(y, list | tuple):
-            y = np.array(y, dtype=object)  # else one text would turn all labels into texts
+            y = np.array(y, dtype=object)  # NumPy would convert all labels to strings if one label is a string
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
-            raise checks.error("y", type(y).__name__, "must be one class for each record")
+            raise checks.error("y", type(y).__name__, "must hold one class for each record of X")
         self.classes_, label_N = encode_labels(y, self.classes)
         return x, np.where(has_text_N, label_N, -1), pool
 
     def _encode_texts(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
-        """PRIVATE. Encode private and public texts if there is an encoder; also return which records have a text."""
+        """PRIVATE. Encode all texts if ``encoder`` is an Encoder. Also return which private records have a text."""
         if not isinstance(self.encoder, Encoder):
             return X, public, True
         has_text_N = np.array([texts.is_text(text) for text in X], dtype=bool)
         X = [text if has_text else "-" for text, has_text in zip(X, has_text_N.tolist(), strict=True)]
-        sides = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
+        tensors = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
         with Stages(quiet=not self.verbose) as stages:
-            features = encode_sides(self.encoder, TEXT_SPEC, sides, name=str(self.account), root=self._home,
+            features = encode_sides(self.encoder, TEXT_SPEC, tensors, name=str(self.account), root=self._home,
                                 device=torch.device(self.device), stages=stages)  # fmt: skip
         return features["private"].numpy(), features["public"].numpy(), has_text_N
 
     def _check_points(self, X: Any, public: Any) -> tuple[Any, Any]:
-        """Check that X and public have one form. Cells of a table are checked later, when they are encoded."""
+        """Check that X and public have the same form. The encoding of a table checks its cells later."""
         if is_images(X) != is_images(public) or is_table(X) != is_table(public):
             kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
-            raise checks.error("public", kinds[1], f"must be of the form of X, {kinds[0]}")
+            raise checks.error("public", kinds[1], f"must have the form of X, {kinds[0]}")
         X = self._validate_points(X, reset=True)
         if is_table(X):
             columns = [*map(str, public.columns)]
@@ -276,22 +273,22 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return X, public
 
     def _validate_points(self, X: Any, *, reset: bool) -> Any:
-        """Check points as scikit-learn does, and set or compare names and number of features.
+        """Check points as scikit-learn does. Set (``reset``) or compare the names and the number of features.
 
-        A cell of a private record (``reset``) that is no number, or infinite, is missing.
+        In private records (``reset``), a cell that is not a finite number counts as missing.
         """
         if is_images(X):
             width = int(np.prod(X.shape[1:]))
             if reset:
                 self.n_features_in_ = width
             elif width != self.n_features_in_:
-                raise checks.error("X", tuple(X.shape), f"must be images of {self.n_features_in_} numbers")
+                raise checks.error("X", tuple(X.shape), f"must be images with {self.n_features_in_} values each")
             return X
         if is_table(X):
             return validate_data(self, X, reset=reset, skip_check_array=True)
         if not reset:
             return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # as of y
+        X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # for the same reason as y
         return parse_cells(validate_data(self, X, dtype=None, ensure_all_finite=False))
 
     # ---- choices ------------------------------------------------------------------------------------------------
@@ -316,29 +313,29 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _choose_method(self, facts: autoconfig.PublicFacts) -> None:
-        """Set ``method_``, and refuse to charge the account for labels that will be mostly noise."""
+        """Set ``method_``. Raise ValueError if labels would be mostly noise, unless ``spend_anyway``."""
         self.method_ = autoconfig.choose_method(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
-            problem = f"goes with method='teachers', and this is {self.method_.name}"
-            raise checks.error("teacher", type(self.teacher).__name__, problem)
+            problem = f"requires method='teachers', but the method is {self.method_.name!r}"
+            raise checks.error("teacher", type(self.teacher).__name__, problem, "Set method='teachers'.")
         if self.method_.is_noise_dominated and not self.spend_anyway:
-            problem = "is too small for teachers here: the forecast says that their labels would be mostly noise"
-            fix = "Pass a larger epsilon, or spend_anyway=True to charge the account all the same."
+            problem = "is too small for teachers: according to the forecast, their labels would be mostly noise"
+            fix = "Pass a larger epsilon, or pass spend_anyway=True to charge the account anyway."
             if facts.num_records is None:
-                fix = f"Pass num_records_about=..., if the number of private records is public knowledge. {fix}"
+                fix = f"Pass num_records_about=... if the number of private records is public. {fix}"
             raise checks.error("epsilon", facts.epsilon, problem, fix)
 
     def _make_pate(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
-        """Make the stages of the run; refuse an account that has been charged, before anything is trained."""
+        """Make the ``PATE`` object of the run. Raise ValueError before training if the account may not be charged."""
         home, method, transform, name = self._home, self.method_, self._transform, str(self.account)
         account = find_account(home, name)
         is_charged = account is not None and account.is_charged
         may_charge = self.allow_refit or UnfinishedCall.has_any(TeacherStore(home), name)
-        if account is not None and is_charged and not may_charge:  # the charge itself checks it again
+        if account is not None and is_charged and not may_charge:  # the ledger checks this again at the charge
             raise account_charged_error(account, facts.epsilon)
         voting: dict[str, Any] = {}
         if method.name == "dpsgd":
-            from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
+            from pate_torch.methods.dpsgd import DPSGD  # imported here, because the module imports Opacus
 
             teacher: Any = DPSGD(network="cnn" if facts.is_image else "mlp")
         elif method.name == "gradients":
@@ -373,7 +370,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _collect_provenance(self) -> dict[str, str]:
-        """Collect the origins of the values that are treated as public, for the privacy statement."""
         provenance = {
             origins.CLASSES: origins.FROM_PRIVATE_LABELS if self.classes is None else origins.FROM_OWNER,
             origins.NORMALIZATION_CONSTANTS: origins.FROM_PUBLIC_POINTS,
@@ -397,7 +393,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             if isinstance(student, BaseEstimator):
                 student = clone(student).fit(self._transform.normalize(pool)[query_A], label_A.numpy())
             elif not len(label_A):
-                raise ValueError("student: no public point has a released label")
+                problem = "student: cannot be trained, because the mechanism labeled no public point"
+                raise ValueError(f"{problem}. The account stays charged. Use a larger epsilon or fewer questions.")
             else:
                 options: dict[str, Any] = {"seed": self.random_state, "device": torch.device(self.device)}
                 module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
@@ -407,7 +404,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return student
 
     def _select_student(self, spec: DataSpec) -> StudentAlgorithm:
-        """Select the released model itself, or a student of the answers."""
+        """Select the default student of the method: the released model, or a student of the released labels."""
         method, images = self.method_, spec.is_image
         network = select_student_network(spec) if images or self.encoder is None else "logistic"
         if not method.self_training and method.name == "teachers":
@@ -422,9 +419,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         unit_name = unit.partition(":")[0]
         price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
         print(f"PATEClassifier, {price}: {self.method_.reason}.")
+        note = "num_records_about is not set: delta is 1e-5, and the plan depends on the number of public points. "
         is_default = facts.num_records is None and self.delta is None
-        note = "num_records_about is not given: delta is 1e-5, and the public points decide. " if is_default else ""
-        print(f"  {note}Forecast: {self.method_.expectation}")
+        print(f"  {note if is_default else ''}Forecast: {self.method_.expectation}")
         print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
 
 
@@ -433,7 +430,7 @@ def _is_module_factory(student: Any) -> bool:
 
 
 def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple[Student, Path]:
-    """Run DP-SGD on the records, charged to the same account; return the student and its release."""
+    """Run DP-SGD on the records, charged to the same account. Return the student and the release folder."""
     data = pate.make_data(pool)
     spec, evaluation = replace(data.spec, nominal_size=facts.num_records), replace(data.evaluation, public=False)
     config = pate.make_config(replace(data, spec=spec, evaluation=evaluation), pate.teacher)

@@ -1,7 +1,7 @@
 """Readers of tables, arrays, images and classes for PATEClassifier.
 
-Private values are read row by row: no value changes how another row is read. A transform depends on public points and
-on the declarations of the user alone.
+Each private row is read separately, so one private row cannot change another. A transform depends only on public points
+and on declarations of the user.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value
 
 
 def is_table(x: Any) -> bool:
-    """Whether ``x`` is a DataFrame, of any library."""
+    """Return whether ``x`` is a DataFrame of any library."""
     return hasattr(x, "columns") and hasattr(x, "__getitem__")
 
 
 def is_images(x: Any) -> bool:
-    """Whether ``x`` is an array or a tensor of images [N, Ch, H, W]."""
+    """Return whether ``x`` is an array or a tensor of images [N, Ch, H, W]."""
     return getattr(x, "ndim", 0) == 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PointTransform:
-    """A map from points to numbers that depends on public points alone.
+    """Transform of points to numbers that depends on public points alone.
 
     Attributes:
         schema: Schema of a table. None for arrays and images.
-        mean: Public means [D] of the features. None for images.
-        std: Public standard deviations [D]. None for images.
+        mean: Means [D] of the public points; 0 for binary features. None for images.
+        std: Standard deviations [D] of the public points; 1 for binary and constant features. None for images.
     """
 
     schema: TableSchema | None = None
@@ -48,9 +48,9 @@ class PointTransform:
     def from_public(
         cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, is_encoded: bool
     ) -> tuple[PointTransform, Tensor]:
-        """Make the transform for points of the form of ``public``, and apply it to them.
+        """Make the transform from public points. Return the transform and the transformed public points.
 
-        Features of an encoder (``is_encoded``) share one scale.
+        Features of an encoder (``is_encoded``) share one standard deviation.
         """
         if is_images(public):
             return cls(), torch.as_tensor(np.asarray(public))
@@ -70,9 +70,9 @@ class PointTransform:
         return cls(schema, mean, std), _fill_missing(x_PD, mean)
 
     def __call__(self, x: Any, *, warns: bool = False) -> Tensor:
-        """Points as numbers; a number that is missing or not finite becomes the public mean.
+        """Convert points to numbers. The public mean replaces a number that is missing or not finite.
 
-        ``warns`` lets one warning name the columns with values outside the categories. No private point may cause one.
+        With ``warns``, one warning lists the columns that have unknown categories. Never set it for private records.
         """
         if self.mean is None:
             return torch.as_tensor(np.asarray(x))
@@ -81,7 +81,7 @@ class PointTransform:
         return _fill_missing(np.asarray(x), self.mean)
 
     def normalize(self, x: Tensor) -> np.ndarray:
-        """Rows at public scale for scikit-learn's classifiers; pixels of images are in [0, 1]."""
+        """Normalize points to rows for scikit-learn. Pixels of images are scaled to [0, 1]."""
         if self.mean is None or self.std is None:
             return x.flatten(1).numpy() / 255.0
         return (x.numpy() - self.mean) / self.std
@@ -94,7 +94,7 @@ def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
 
 
 def parse_cells(x: np.ndarray) -> np.ndarray:
-    """Convert an array to float64, cell by cell, with NaN for a cell that is no number."""
+    """Convert each cell of an array to float64, or to NaN if the cell is not a number."""
     return x.astype(np.float64) if x.dtype.kind in "biuf" else np.vectorize(_parse_number, otypes=[float])(x)
 
 
@@ -110,14 +110,14 @@ def _parse_number(value: Any) -> float:
 
 
 def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the classes, and the number of each label's class, int64 [N]; -1 for a label that is no class.
+    """Return the classes [C] and the class number of each label, int64 [N], or -1 for a label outside the classes.
 
     Args:
         y: PRIVATE. Labels [N].
-        classes: All classes. The distinct labels if None, which the owner has then declared to be public.
+        classes: All classes. None takes the distinct labels, which the owner must have declared public.
 
     Raises:
-        ValueError: Fewer than two classes, equal ones, or no label of any of them.
+        ValueError: There are fewer than two classes, two classes are equal, or no label is one of the classes.
     """
     if classes is None:
         check_classification_targets(y)
@@ -126,23 +126,23 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
         class_C = np.asarray(classes)
         number_by_key = {_to_class_key(value): number for number, value in enumerate(classes)}
         if len(number_by_key) < len(class_C):
-            raise checks.error("classes", classes, "must be different")
+            raise checks.error("classes", classes, "must be different from each other")
         values, index_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
         label_N = np.array([number_by_key.get(_to_class_key(value), -1) for value in values], dtype=np.int64)[index_N]
         if (label_N < 0).all():
-            raise checks.error("classes", classes, "holds no value of y", "List the classes as y writes them.")
+            raise checks.error("classes", classes, "contains no value of y", "Write the classes as in y.")
     if len(class_C) < 2:
-        raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {class_C[0]!r}")
+        raise ValueError(f"y: PATEClassifier needs at least 2 classes, but there is only one class: {class_C[0]!r}")
     return class_C, label_N.astype(np.int64)
 
 
 def _to_class_key(value: Any) -> float | str:
-    """The key of a class, a function of this one value: 1, 1.0 and True are one class, "1" is another."""
+    """Return the key of a class: the values 1, 1.0 and True are one class, and "1" is another class."""
     return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else format_value(value)
 
 
 def predict_all_classes(learner: Any, x: np.ndarray, num_classes: int) -> np.ndarray:
-    """Probabilities [N, C] of a scikit-learn classifier, which may know only some of the classes."""
+    """Predict probabilities [N, C] by a scikit-learn classifier that may have been trained on fewer classes."""
     probability_NC = np.zeros((len(x), num_classes))
     if hasattr(learner, "predict_proba"):
         probability_NC[:, np.asarray(learner.classes_, dtype=int)] = learner.predict_proba(x)

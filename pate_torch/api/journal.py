@@ -1,7 +1,7 @@
-"""Journal of the answers that a PrivateLabeler has released: points, labels and their cost, one JSON object a line.
+"""Journal file of the points, labels and costs that a PrivateLabeler has released, with one JSON object per line.
 
-Everything in it is releasable: questions are public, and answers are released. A line is on disk before its answers are
-returned. An incomplete last line is cut off: its answers reached nobody, and the ledger has charged them.
+The whole journal is releasable: questions are public, and answers are released. Each line is written to disk before its
+answers are returned. An incomplete last line is cut off: its answers were never returned, and they stay charged.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ JOURNAL_FORMAT = "pate_torch.journal/1"
 
 
 def compute_key(point: Tensor) -> str:
-    """SHA-256 of one public point."""
+    """Compute the SHA-256 of one public point."""
     content = point.detach().cpu().contiguous()
     return hashlib.sha256(f"{content.dtype}{tuple(content.shape)}".encode() + content.numpy().tobytes()).hexdigest()
 
 
 def encode(x: Tensor) -> dict[str, Any]:
-    """Points as JSON."""
+    """Convert points to JSON values."""
     array = x.detach().cpu().contiguous().numpy()
     return {"dtype": str(array.dtype), "shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
 def decode(fields: dict[str, Any]) -> Tensor:
-    """Points from JSON."""
+    """Convert JSON values to points."""
     array = np.frombuffer(base64.b64decode(fields["data"]), dtype=np.dtype(fields["dtype"]))
     return torch.from_numpy(array.reshape(fields["shape"]).copy())
 
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """One entry: its kind (block, answers, close, student or hypothesis) and its JSON values."""
+    """One line of the journal: a kind (block, answers, close, student or hypothesis) and JSON values."""
 
     kind: str
     facts: dict[str, Any]
 
 
 class Journal:
-    """The journal file, held by one process at a time, with its entries as ``lines``.
+    """The open journal file, which one process locks at a time. ``lines`` holds the entries.
 
     Args:
-        path: File, which is created if it does not exist.
-        account: Account that the answers were charged to.
+        path: Path of the file, which is created if it does not exist.
+        account: Name of the account that pays for the answers.
         spec: Public facts about the points.
 
     Raises:
-        ValueError: The file is damaged, is held by another process, or belongs to another account or data set.
+        ValueError: The file is damaged or locked by another process, or belongs to another account or data set.
     """
 
     def __init__(self, path: Path | str, *, account: str, spec: DataSpec) -> None:
@@ -70,23 +70,22 @@ class Journal:
         header = {"format": JOURNAL_FORMAT, "account": account, "shape": shape, "classes": classes}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._content = hashlib.sha256()
-        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (open as long as the labeler: it is the lock)
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (the open file holds the lock)
         try:
             if not try_lock_descriptor(self._file.fileno(), self.path, "journal"):
-                raise self.make_error("is held by another labeler", "Close that one first.")
+                raise self.make_error("is held by another labeler", "Close the other labeler first.")
             self.lines = list(self._read_lines(header))
         except ValueError:
             self._file.close()
             raise
 
     def append(self, kind: str, **facts: Any) -> None:
-        """Write one entry to the disk."""
         self._write({"kind": kind, **facts})
         self.lines.append(JournalEntry(kind, facts))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything written so far."""
+        """SHA-256 of the whole file."""
         return self._content.hexdigest()
 
     def close(self) -> None:
@@ -99,8 +98,8 @@ class Journal:
         self._file.seek(0)
         content = self._file.read()
         magic = f'{{"format":"{JOURNAL_FORMAT}"'.encode()
-        if content[: len(magic)] != magic[: len(content)]:  # never cut off the end of another program's file
-            raise self.make_error("is not a journal of this version", "Name another file.")
+        if content[: len(magic)] != magic[: len(content)]:  # checked before the file is truncated below
+            raise self.make_error("is not a journal of this version", "Choose another file.")
         complete_length = content.rfind(b"\n") + 1
         if complete_length < len(content):
             self._file.truncate(complete_length)
@@ -116,7 +115,7 @@ class Journal:
             raise self.make_error(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
         for name, value in header.items():
             if stored_header.get(name) != value:
-                raise self.make_error(f"has {name} {stored_header.get(name)!r}, not {value!r}", "Name another file.")
+                raise self.make_error(f"has {name} {stored_header.get(name)!r}, not {value!r}", "Choose another file.")
         yield from lines
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -124,9 +123,9 @@ class Journal:
         size = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(line) != len(line):
-                raise OSError("the disk took only part of an entry")
+                raise OSError(f"{self.path}: only part of an entry was written to the disk")
             os.fsync(self._file.fileno())
             self._content.update(line)
         except BaseException:
-            self._file.truncate(size)  # or the next entry would be glued to half of this one
+            self._file.truncate(size)  # otherwise the next entry would follow half a line
             raise

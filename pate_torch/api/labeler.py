@@ -1,12 +1,13 @@
-"""Answer classification queries privately, one or many at a time, for as long as the budget lasts.
+"""Private answers to classification queries, one or many at a time, until the budget is spent.
 
-    reserve a block of questions -> for each call: resume it, draw noise, write the answers down, suspend it -> commit
+    reserve a block of questions -> for each call: resume it, draw noise, write the answers, suspend it -> commit
 
 Questions may depend on earlier answers. A block of questions is priced and reserved as one release, because some
-mechanisms (the sparse vector) pay for a whole sequence. The unused part of a reservation returns to the account when
-the block is settled: when it is used up, by ``close``, and at the next start if the plan of questions has changed;
-otherwise the next start goes on with the block. A block is never settled, and stays charged at its worst case, if a
-call was interrupted, or if the journal differs from the ledger's record of it (an older copy, an edited one).
+mechanisms (the sparse vector) pay for a whole sequence. Settling a block returns the unused part of the reservation to
+the account. A block is settled when it is used up, by ``close``, and at a restart with another mechanism, other
+parameters or another number of calls. Any other restart continues the block. If a call was interrupted, or if the
+journal differs from the state that the ledger stores (an older or edited copy), the block stays charged at its worst
+case.
 
 Source: NB20 Algorithm 1 (the interface); BTT18 Algorithms 3 and 4 (online release) and 5 (publishing a classifier);
 NB20 Algorithm 4 (universal answers).
@@ -45,16 +46,16 @@ from pate_torch.students import store as student_store
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 
 VoteFunction = Callable[[Tensor], Votes]
-"""PRIVATE. Maps public points [Q, ...] to the teachers' votes on them."""
+"""PRIVATE. Function that maps public points [Q, ...] to the teachers' votes on these points."""
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Releasable. The questions that have been answered.
+    """Releasable. All questions so far, and their answers.
 
     Attributes:
         x: Points [H, ...].
-        label: Answers, int64 [H]; -1 if the mechanism gave none.
+        label: Answers, int64 [H]; -1 where the mechanism gave no answer.
     """
 
     x: Tensor
@@ -66,25 +67,25 @@ class History:
 
 @dataclass(eq=False)
 class _Block:
-    """A reserved sequence of at most ``num_queries`` questions in at most ``calls`` turns, and its use so far."""
+    """A reservation for at most ``num_queries`` questions in at most ``max_calls`` calls, with counts of its use."""
 
     reservation: str
     num_queries: int
-    calls: int
-    is_reusable: bool = True  # whether this labeler would reserve the same
-    num_turns: int = 0
+    max_calls: int
+    is_reusable: bool = True  # whether the block has the mechanism, the calls and the kind of noise of this labeler
+    num_calls: int = 0
     num_asked: int = 0
     num_answered: int = 0
     num_failures: int = 0
     is_stopped: bool = False
 
     def has_room(self, count: int) -> bool:
-        return not self.is_stopped and self.num_turns < self.calls and self.num_asked + count <= self.num_queries
+        return not self.is_stopped and self.num_calls < self.max_calls and self.num_asked + count <= self.num_queries
 
-    def record_turn(self, label_Q: Tensor, num_asked: int) -> None:
-        """Count one turn of ``num_asked`` questions. A mechanism that stops answers a prefix of them."""
+    def record_call(self, label_Q: Tensor, num_asked: int) -> None:
+        """Count one call with ``num_asked`` questions. A mechanism that stops early returns fewer labels."""
         num_failures = int((label_Q == NO_ANSWER).sum())
-        self.num_turns += 1
+        self.num_calls += 1
         self.num_asked += num_asked
         self.num_answered += len(label_Q) - num_failures
         self.num_failures += num_failures
@@ -92,32 +93,34 @@ class _Block:
 
 
 class PrivateLabeler:
-    """Answers any questions by one mechanism; ``PATE.labeler`` makes a labeler of the teachers of a ``PATE``.
+    """Labeler of any sequence of questions by one mechanism. ``PATE.labeler`` makes one from trained teachers.
 
-    A mechanism that stops ends the block, and the next question opens another. Threads may share a labeler, which
-    answers their calls one after another.
+    When the mechanism stops, the block ends, and the next question opens another block. Threads may share a labeler;
+    their calls are answered one after another.
 
     Args:
-        count_votes: Function from points to ``Votes``.
-        mechanism: The mechanism that answers a block.
+        count_votes: Function from public points to ``Votes``.
+        mechanism: Mechanism that answers a block.
         budget: Budget of the open account (``Budget.from_account``).
-        journal: File of the released answers. A repeated question is answered from it free of charge, also after a
-            restart.
+        journal: Path of the file of released answers. Repeated questions are answered from the file free of charge,
+            also after a restart.
         spec: Public facts about the points.
         num_queries: Number of questions in a block.
-        calls: Largest number of turns in which a block may be asked; one question a turn if None.
-        allow_uninformative_labels: As for ``PATE``.
+        calls: Largest number of calls of ``answer`` in a block. None for ``num_queries``.
+        allow_uninformative_labels: Whether to answer although labels would be no better than chance even if all
+            teachers agreed.
         owns_ledger: Whether ``close`` also closes the ledger.
 
     Attributes:
-        ledger: The ledger that is charged.
+        ledger: Ledger that is charged.
         account: Name of the account.
 
     Raises:
-        ValueError: The plan cannot work, or the journal is damaged, in use, or of another account or data set.
+        ValueError: An argument is wrong, the account does not exist or has other terms, or the journal is damaged, in
+            use, or belongs to another account or data set.
 
-    Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
-        questions (``accounting.filters``), under the account's adjacency.
+    Guarantee: That of ``mechanism`` for every block under the account's adjacency. The account composes the blocks, and
+        its cap holds for adaptively chosen questions (``accounting.filters``).
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class PrivateLabeler:
         self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
         self.allow_uninformative_labels = checks.boolean("allow_uninformative_labels", allow_uninformative_labels)
         self._owns_ledger = owns_ledger
-        budget.check_events(())  # raises where there is no such account, or it is on other terms
+        budget.check_events(())  # raises an error if the account does not exist or has other terms
         self._journal = Journal(journal, account=self.account, spec=self.spec)
         self._block: _Block | None = None
         self._answers: dict[str, int] = {}
@@ -147,7 +150,7 @@ class PrivateLabeler:
         self._classifier: Callable[[Tensor], Tensor] | None = None  # public points [Q, ...] to labels, int64 [Q]
         try:
             for reservation, block in self._replay().items():
-                # Otherwise a call drew noise and its answers are unknown here: the block stays charged at its worst.
+                # If not, a call drew noise whose answers are not in the journal, so the whole block stays charged.
                 if self.budget.can_resume(reservation, self._journal.digest):
                     self._block = block
                     if not block.is_reusable:
@@ -167,18 +170,17 @@ class PrivateLabeler:
     def answer(self, x: Tensor) -> Tensor:
         """Label one point or a batch of points.
 
-        Repeated questions are free, and so are all questions once a classifier is published. The others are one turn
-        of a block.
+        Repeated questions are free, and all questions are free after a classifier has been published.
 
         Args:
-            x: A point of shape ``spec.input_shape``, or a batch [Q, ...] of them.
+            x: Public point of shape ``spec.input_shape``, or a batch [Q, ...] of points.
 
         Returns:
-            int64 scalar or [Q]; -1 if the mechanism gives no answer.
+            Labels, an int64 scalar or int64 [Q]; -1 where the mechanism gives no answer.
 
         Raises:
-            ValueError: Points have another shape, or the plan cannot work; nothing has been charged.
-            BudgetExceeded: The account does not admit another block; nothing has been drawn.
+            ValueError: The points have another shape, or the mechanism cannot answer them. Nothing has been charged.
+            BudgetExceeded: The account does not admit another block. Nothing has been drawn or charged.
         """
         x = torch.as_tensor(x)
         is_single = x.dim() == len(self.spec.input_shape)
@@ -196,7 +198,7 @@ class PrivateLabeler:
 
     @property
     def history(self) -> History:
-        """All questions that the mechanism has answered, in order. Releasable, unless ``private`` is False."""
+        """All questions to the mechanism in order, with their answers. Releasable if ``private`` is True."""
         with self.ledger.exclusive_access():
             points = self._query_points
             x = torch.stack(points) if points else torch.zeros(0, *self.spec.input_shape)
@@ -205,25 +207,26 @@ class PrivateLabeler:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of all the account's releases at its delta: their reservations, composed, or the cap if smaller.
+        """Composed epsilon of all reservations of the account at the account's delta, or the cap if that is smaller.
 
-        It is infinite once noise was seeded. ``ledger.get_account(...).ex_post_guarantee`` is the part that was used.
+        The value is infinite if any noise was seeded. ``ledger.get_account(...).ex_post_guarantee`` counts only the
+        events that were incurred.
         """
         guarantee = self.ledger.get_guarantee(self.account)
         return math.inf if guarantee is None else guarantee.epsilon
 
     @property
     def private(self) -> bool:
-        """Whether all noise was secure: answers with seeded noise protect nobody."""
+        """Whether no block used seeded noise. Answers with seeded noise are not private."""
         return all(line.facts["private"] for line in self._journal.lines if line.kind == "block")
 
     @property
     def published(self) -> bool:
-        """Whether a published classifier answers, for free."""
+        """Whether a published classifier answers all new questions free of charge."""
         return self._classifier is not None
 
     def close(self, *, settle: bool = True) -> None:
-        """Release the journal, and settle the open block unless the next start is to go on with it (settle=False)."""
+        """Close the journal and settle the open block. With ``settle=False``, the next start continues the block."""
         with self.ledger.exclusive_access():
             if settle:
                 self._settle()
@@ -236,13 +239,16 @@ class PrivateLabeler:
     def publish(
         self, algorithm: StudentAlgorithm, *, pool_x: Tensor | None = None, min_answers: int = 1, seed: int = 0
     ) -> Student:
-        """Train a student on the answers, which is free, save it beside the journal, and let it answer from now on.
+        """Train a student on the answers free of charge, and save it beside the journal. It answers all new questions.
 
         Args:
             algorithm: Algorithm of the student.
-            pool_x: Further public points without labels, for algorithms that use them.
-            min_answers: Number m0 of answers below which the call is refused.
+            pool_x: Additional unlabeled public points [P, ...]. None if there are none.
+            min_answers: Smallest number m0 of answers to train on.
             seed: Seed of the training.
+
+        Raises:
+            ValueError: Fewer than ``min_answers`` questions have been answered.
 
         Source: BTT18 Algorithm 5.
         """
@@ -250,7 +256,8 @@ class PrivateLabeler:
         answered_H = history.label != NO_ANSWER
         num_answers = int(answered_H.sum())
         if num_answers < checks.integer("min_answers", min_answers, low=1):
-            raise checks.error("min_answers", min_answers, f"only {num_answers} questions have been answered so far")
+            problem = f"is more than the {num_answers} questions that have been answered so far"
+            raise checks.error("min_answers", min_answers, problem, "Ask more questions, or lower min_answers.")
         pool = history.x if pool_x is None else torch.cat([history.x, self._parse_points(torch.as_tensor(pool_x))])
         task = StudentTask(self.spec, pool, answered_H.nonzero().squeeze(1), history.label[answered_H])
         student = algorithm.fit(task, seed=seed, device=torch.device("cpu"))
@@ -263,25 +270,33 @@ class PrivateLabeler:
 
     @property
     def student_path(self) -> Path:
-        """The file of a published student."""
         return self._journal.path.with_name(f"{self._journal.path.stem}.student.safetensors")
 
     def publish_hypothesis(self, hypotheses: HypothesisClass, sample: Sample, *, epsilon: float) -> Any:
-        """Choose one hypothesis among the dichotomies of the questions so far, by its errors on the private sample.
+        """Choose one hypothesis for the dichotomies of the questions so far by its errors on the private sample.
 
-        From then on the hypothesis answers, for free. After a restart the same call finds the choice in the journal.
+        The hypothesis then answers all new questions free of charge. After a restart, the same call reads the choice
+        from the journal.
 
         Args:
             hypotheses: Hypothesis class.
-            sample: PRIVATE. The sample.
-            epsilon: Bounded range of the choice, charged to the account once.
+            sample: PRIVATE. Labeled records.
+            epsilon: Bounded range of the choice, which is charged to the account once.
 
-        Guarantee: BoundedRange(epsilon) beside that of the answers, under replace-one
+        Returns:
+            The hypothesis.
+
+        Raises:
+            ValueError: The account's adjacency is not replace_one, or a hypothesis of another class was published.
+            BudgetExceeded: The account does not admit the choice. Nothing has been drawn or charged.
+
+        Guarantee: BoundedRange(epsilon) in addition to the cost of the answers, under replace-one
             (``hypotheses.exponential.run_sspp``).
-        Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.
+        Source: NB20 Algorithm 4, where the questions of the first phase are the public points of the second phase.
         """
-        if self.ledger.get_account(self.account).adjacency != "replace_one":
-            raise checks.error("account", self.account, "must be of adjacency replace_one for a hypothesis class")
+        if (adjacency := self.ledger.get_account(self.account).adjacency) != "replace_one":
+            problem = f"has the adjacency {adjacency}, but a hypothesis class needs replace_one"
+            raise checks.error("account", self.account, problem, "Open another account with partition=ReplaceOne().")
         with self.ledger.exclusive_access():
             line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
             if line is None:
@@ -291,38 +306,44 @@ class PrivateLabeler:
                 self._journal.append("hypothesis", name=hypotheses.name, index=choice.index, answers=len(points))
                 line = self._journal.lines[-1]
         if line.facts["name"] != hypotheses.name:
-            raise checks.error("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
+            problem = f"must be {line.facts['name']!r}, the class of the hypothesis that was published"
+            raise checks.error("hypotheses", hypotheses.name, problem)
         points = _to_rows(self.history.x[: line.facts["answers"]])
         hypothesis = hypotheses.enumerate_representatives(points)[line.facts["index"]]
         self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, _to_rows(x)).astype("int64"))
         return hypothesis
 
-    # ---- one turn -----------------------------------------------------------------------------------------------
+    # ---- one call -----------------------------------------------------------------------------------------------
 
     def _ask(self, points: Tensor) -> None:
         votes = self._count_votes(points)
         if len(votes) != len(points) or votes.num_classes != self.spec.num_classes:
-            given = f"{len(votes)} votes over {votes.num_classes} classes"
-            raise ValueError(f"teachers: {given} for {len(points)} points of {self.spec.num_classes} classes")
+            returned = f"count_votes returned {len(votes)} votes over {votes.num_classes} classes"
+            raise ValueError(f"teachers: {returned} for {len(points)} points of {self.spec.num_classes} classes")
         check_values(votes.sensitivity, self.mechanism, self.budget)
         if self._block is not None and not self._block.has_room(len(votes)):
             self._settle()
         try:
-            with self._open_turn(votes) as spending:
-                block = self._block = self._block or self._begin_block(votes, spending.id)
+            with self._open_spending(votes) as spending:
+                if self._block is None:
+                    size = max(self.num_queries, len(votes))
+                    plan = {"num_queries": size, "num_teachers": votes.num_teachers, **self._describe_plan()}
+                    self._journal.append("block", reservation=spending.id, **plan)
+                    self._block = _Block(spending.id, size, self.calls)
+                block = self._block
                 label_Q = self._draw_answers(points, votes, spending, block)
                 if block.has_room(1):
                     spending.suspend(self._journal.digest)
         except BaseException:
-            self._block = None  # never settled: noise may have been drawn, so that it stays charged at its worst
+            self._block = None  # not settled: noise may have been drawn, so the whole block stays charged
             raise
         self._store_answers(points[: len(label_Q)], label_Q)
         if not block.has_room(1):
             self._block = None
             self._journal.append("close", reservation=block.reservation)
 
-    def _open_turn(self, votes: Votes) -> AbstractContextManager[Spending]:
-        """Open the next turn of the present block, or reserve a new block."""
+    def _open_spending(self, votes: Votes) -> AbstractContextManager[Spending]:
+        """Resume the open block, or reserve a new block."""
         if self._block is not None:
             return self.budget.resume(self._block.reservation, self._journal.digest)
         mechanism, num_teachers, num_classes = self.mechanism, votes.num_teachers, votes.num_classes
@@ -340,18 +361,12 @@ class PrivateLabeler:
             warnings.warn(f"{warning} {feasibility.NOISE_ADVICE}", feasibility.LowSignalWarning, stacklevel=4)
         return self.budget.spend(mechanism.privacy_events(size, self.calls), mechanism=mechanism.name)
 
-    def _begin_block(self, votes: Votes, reservation: str) -> _Block:
-        size = max(self.num_queries, len(votes))
-        plan = {"num_queries": size, "num_teachers": votes.num_teachers, **self._describe_plan()}
-        self._journal.append("block", reservation=reservation, **plan)
-        return _Block(reservation, size, self.calls)
-
     def _draw_answers(self, points: Tensor, votes: Votes, spending: Spending, block: _Block) -> Tensor:
-        """Draw the labels, int64 [<= Q], write them to the journal, and record their cost."""
+        """Draw labels, int64 [at most Q]. Write the labels to the journal, and record their cost."""
         context = MechanismContext(
             num_queries=block.num_queries,
-            rounds=block.calls,
-            round_index=block.num_turns,
+            rounds=block.max_calls,
+            round_index=block.num_calls,
             num_failures=block.num_failures,
             num_answered=block.num_answered,
         )
@@ -366,17 +381,17 @@ class PrivateLabeler:
             events=json.loads(to_json(answers.events)),
         )
         spending.record_cost(answers.events)
-        block.record_turn(label_Q, len(points))
+        block.record_call(label_Q, len(points))
         return label_Q
 
     def _describe_plan(self) -> dict[str, Any]:
-        """Describe how blocks are asked, for their lines in the journal."""
+        """Return the settings that a block must share with this labeler to be continued."""
         parameters = {k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"}
         settings = {"calls": self.calls, "mechanism": self.mechanism.name, "parameters": parameters}
         return settings | {"private": self.budget.secret}
 
     def _settle(self) -> None:
-        """Commit the cost of the open block; its unused part returns to the account."""
+        """Commit the incurred cost of the open block, and return the unused part to the account."""
         block, self._block = self._block, None
         if block is not None:
             with self.budget.resume(block.reservation, self._journal.digest):
@@ -386,7 +401,7 @@ class PrivateLabeler:
     # ---- restart ------------------------------------------------------------------------------------------------
 
     def _replay(self) -> dict[str, _Block]:
-        """Read the answers of the journal; return its open blocks by reservation."""
+        """Restore the answers and the student from the journal. Return the open blocks by reservation."""
         blocks: dict[str, _Block] = {}
         closed_ids: set[str] = set()
         plan = self._describe_plan()
@@ -400,8 +415,8 @@ class PrivateLabeler:
                         blocks[block.reservation] = block
                     case "answers":
                         label_Q = torch.tensor(facts["labels"], dtype=torch.int64)
-                        from_json(json.dumps(facts["events"]))  # raises where an event is damaged
-                        blocks[facts["reservation"]].record_turn(label_Q, facts["asked"])
+                        from_json(json.dumps(facts["events"]))  # raises an error if an event is damaged
+                        blocks[facts["reservation"]].record_call(label_Q, facts["asked"])
                         self._store_answers(journals.decode(facts["points"]), label_Q)
                     case "close":
                         closed_ids.add(facts["reservation"])
@@ -412,10 +427,10 @@ class PrivateLabeler:
             raise self._journal.make_error(problem, "Restore a backup, or begin another journal.") from error
         charges = self.ledger.get_charges(self.account) if blocks else {}
         if not charges.keys() >= blocks.keys():
-            problem = "holds answers that were charged to another ledger"
-            raise self._journal.make_error(problem, f"{self.ledger.path} does not know them.")
+            problem = "contains answers that were charged to another ledger"
+            raise self._journal.make_error(problem, f"{self.ledger.path} has no charge for these answers.")
         for reservation in blocks:
-            if reservation not in closed_ids and charges[reservation].is_committed:  # killed before this line
+            if reservation not in closed_ids and charges[reservation].is_committed:  # interrupted before "close"
                 self._journal.append("close", reservation=reservation)
                 closed_ids.add(reservation)
         return {reservation: block for reservation, block in blocks.items() if reservation not in closed_ids}
@@ -431,7 +446,7 @@ class PrivateLabeler:
     def _parse_points(self, x: Tensor) -> Tensor:
         points, shape = tensors.parse_points("x", x), tuple(self.spec.input_shape)
         if tuple(points.shape[1:]) != shape:
-            raise checks.error("x", tuple(x.shape), f"must be one or many points of shape {shape}")
+            raise checks.error("x", tuple(x.shape), f"must be one point of shape {shape}, or a batch of points")
         return points
 
 

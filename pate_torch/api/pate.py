@@ -1,13 +1,13 @@
-"""The stages of a run on tensors or arrays, as for a notebook, with the same ledger, folders and refusals.
+"""The stages of a run as methods on tensors or arrays, for notebooks. They use the ledger and the folders of train.py.
 
     pate = PATE("hospital", classes=2, num_teachers=50, mechanism=GNMax(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
-    pate.fit_teachers(x, y)                       # private; unit_id= names the privacy unit of each record
-    pate.label(pool_x, num_queries=100)           # charged, then drawn
-    student = pate.fit_student("fixmatch")        # free, any number of times
+    pate.fit_teachers(x, y)                       # private; unit_id= gives the privacy unit of each record
+    pate.label(pool_x, num_queries=100)           # charges the account, then draws the noise
+    student = pate.fit_student("fixmatch")        # free of charge, any number of times
     student.predict(x_new)
     pate.epsilon, pate.report(test_x, test_y)
 
-All releases under one name are charged to one account, whatever object made them.
+All releases under one name are charged to one account, even if different objects make the releases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import PanelMethod
 from pate_torch.owner_metrics import attack_student
-from pate_torch.planning.alternatives import match_label_price, suggest_gradients
+from pate_torch.planning.gradient_budget import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.facts import DatasetFacts
@@ -72,7 +72,7 @@ Array = Tensor | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class InMemoryDataset(DatasetSource):
-    """A data set that is in memory already."""
+    """A data set in memory."""
 
     data: Dataset
 
@@ -86,40 +86,43 @@ class InMemoryDataset(DatasetSource):
 
 @dataclass(eq=False, repr=False)
 class PATE:
-    """One private data set, its teachers and what is released from them.
+    """A private data set with its teachers and the releases from these teachers.
 
-    Teachers of a recipe are stored under ``home`` and found again; other teachers live as long as this object.
+    Teachers of a TeacherRecipe are stored under ``home`` and reused by later runs. Other teachers exist only in memory.
 
     Args:
-        name: The account, as ``account`` of ``PATEClassifier``.
-        classes: All classes in order, or their number: declared, never read off the private labels.
+        name: Name of the account, as ``account`` of ``PATEClassifier``.
+        classes: All classes in order, or the number of classes. The private labels do not determine them.
         num_teachers: Number K of teachers. None if ``teacher`` is a ``PrivateMethod``.
-        mechanism: A mechanism of ``pate_torch.mechanisms`` that opens votes; its sigma is in votes. None if ``teacher``
-            is a ``PrivateMethod``, which has a mechanism of its own.
+        mechanism: Mechanism of ``pate_torch.mechanisms`` for votes, with sigma in votes. None if ``teacher`` is a
+            ``PrivateMethod``, which includes a mechanism.
         delta: Delta of the account, fixed when the account opens.
-        budget_epsilon: Cap of the account, fixed when the account opens. The present cap, or 10 at first, if None.
-        teacher: A TeacherRecipe; a scikit-learn classifier, which is cloned for every shard; a function that makes a
+        budget_epsilon: Epsilon cap of the account, fixed when the account opens. None for the cap of the existing
+            account, or for 10 if the account is new.
+        teacher: TeacherRecipe; a scikit-learn classifier, which is cloned for every shard; a function that returns a
             torch.nn.Module from normalized points to logits, which is trained by ``recipe``; or a ``PrivateMethod``
-            without teachers, such as GradientMethod(size=..., mechanism=GradientDescent(...)). A small network if None.
-        recipe: How modules that ``teacher`` makes are trained.
+            without teachers, such as GradientMethod(size=..., mechanism=GradientDescent(...)). None for a small
+            network.
+        recipe: Training recipe for the modules that ``teacher`` returns. None for ``TeacherRecipe()``.
         partition: Neighboring relation, ``AddRemove()`` or ``ReplaceOne()``.
-        unit: Privacy unit, "record" or "group:<what>", which needs ``unit_id``.
-        mean: Public means per channel or feature, which normalize points. Those of the public points if None.
-        std: Public standard deviations, given together with ``mean``.
-        schema: How tables become the rows given here; the student carries it.
-        encoder: Card of the frozen encoder that made the rows (``Encoder.make_card``), each from one point alone. The
-            student and the privacy statement name it.
-        allow_uninformative_labels: Whether to ask questions whose labels would be no better than chance even if all
-            teachers agreed.
+        unit: Privacy unit, "record" or "group:<what>". A group unit needs ``unit_id``.
+        mean: Public means [D] of channels or features, which normalize points. None for means of the public points.
+        std: Public standard deviations [D]. Set them together with ``mean``.
+        schema: Schema that converted tables to rows. The student includes the schema.
+        encoder: Card of the frozen encoder that computed the rows (``Encoder.make_card``), each row from one point
+            alone. The student and the privacy statement include the card.
+        allow_uninformative_labels: Whether to ask questions although the labels would be no better than chance even if
+            all teachers agreed.
         first_charge_only: Whether to refuse a charge if the account has any reservation.
-        provenance: Source of the classes and constants, for the statement (``privacy.records``).
-        insecure_noise_seed: Seed that makes noise repeatable, and the release not private. None for secure noise.
-        seed: As ``random_state`` of ``PATEClassifier``.
-        quiet: Whether to show no progress.
+        provenance: Origins of the classes and constants for the privacy statement (``privacy.records``). None to derive
+            the origins from the arguments.
+        insecure_noise_seed: Seed that makes the noise repeatable and the release not private. None for secret noise.
+        seed: Seed of everything except the noise.
+        quiet: Whether to hide progress.
         home: As for ``PATEClassifier``, like ``allow_duplicate_account``, ``chosen_by`` and ``device``.
 
     Raises:
-        ValueError: A choice cannot work; nothing has been charged.
+        ValueError: An argument is wrong. Nothing has been charged.
     """
 
     name: str
@@ -129,7 +132,7 @@ class PATE:
     num_teachers: int | None = None
     mechanism: VoteMechanism | None = None
     budget_epsilon: float | None = None
-    home: Any = None  # a Path or text; a Path from __post_init__ on
+    home: Any = None  # a Path or a string; __post_init__ converts it to a Path
     teacher: Any = None
     recipe: TeacherRecipe | None = None
     partition: Partition = field(default_factory=AddRemove)
@@ -180,20 +183,20 @@ class PATE:
         self._clock = StageTimer()
 
     def _check_teacher(self) -> None:
-        """Refuse a teacher, a mechanism and a number of teachers that do not go together."""
+        """Raise ValueError if teacher, mechanism and number of teachers cannot be combined."""
         teacher = self.teacher
         if isinstance(teacher, nn.Module):
             fix = f"Pass the class, or lambda: {type(teacher).__name__}(...)."
-            raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network", fix)
+            raise checks.error("teacher", type(teacher).__name__, "must be a function that returns a new network", fix)
         if isinstance(teacher, PrivateMethod):
             for key, value in {"mechanism": self.mechanism, "num_teachers": self.num_teachers}.items():
                 if value is not None:
-                    problem = "goes with teachers that are trained here; this method has a mechanism of its own"
-                    raise checks.error(key, value, problem, "Omit it.")
+                    problem = f"must be None, because teacher={type(teacher).__name__} sets {key}"
+                    raise checks.error(key, value, problem, f"Omit {key}.")
             self.num_teachers = teacher.ensemble_size
         elif not isinstance(self.mechanism, VoteMechanism):
-            problem = "must be a mechanism that opens votes, an object of pate_torch.mechanisms"
-            raise checks.error("mechanism", self.mechanism, problem, "Such as mechanism=GNMax(sigma=8.0), in votes.")
+            problem = "must be a mechanism for votes from pate_torch.mechanisms"
+            raise checks.error("mechanism", self.mechanism, problem, "For example mechanism=GNMax(sigma=8.0).")
         else:
             checks.integer("num_teachers", self.num_teachers, low=1)
 
@@ -204,18 +207,21 @@ class PATE:
     # ---- the stages ---------------------------------------------------------------------------------------------
 
     def fit_teachers(self, x: Array, y: Array, *, unit_id: Any = None, public_x: Array | None = None) -> PATE:
-        """Train one teacher for each shard, or find those trained before in the same way on the same records.
+        """Train one teacher per shard, or load stored teachers of the same recipe on the same records.
 
-        If ``teacher`` is a ``PrivateMethod``, this takes the records in and trains nothing.
+        If ``teacher`` is a ``PrivateMethod``, the call only stores the records in memory.
 
         Args:
-            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A record with a row that is not finite, or a label
-                that is no class, cannot be used: it is left out or, under replace_one, filled in.
-            y: PRIVATE. Integers [N].
-            unit_id: Stable ids [N] of the units: texts, integers, booleans or dates. A hash of the record if None, so
-                that equal records are one unit.
-            public_x: Public points whose statistics normalize the private ones if ``mean`` is None. If both are None,
-                images are normalized by 1/2 and 1/4, and rows are not normalized.
+            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A record is unusable if its row is not finite or its
+                label is not a class. Unusable records are dropped or, under replace_one, replaced by fillers.
+            y: PRIVATE. Class numbers, integers [N].
+            unit_id: Stable ids [N] of the privacy units: strings, integers, booleans or dates. None to use a hash of
+                each record. Under add_remove, equal records are then one unit.
+            public_x: Public points that determine the normalization if ``mean`` is None. If both are None, images are
+                normalized by mean 1/2 and standard deviation 1/4, and rows are not normalized.
+
+        Raises:
+            ValueError: An argument is wrong, or stored teachers cannot be loaded.
         """
         private = tensors.build_private_data(x, y, unit_id, self.unit, len(self.class_names))
         public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)
@@ -251,28 +257,28 @@ class PATE:
         features: FeatureRecipe | None = None,
         finish: bool = True,
     ) -> Release:
-        """Ask about ``num_queries`` of the public points: charge the worst case, draw the answers, and write them.
+        """Charge the worst case of ``num_queries`` questions, draw their answers, and write the labels.
 
-        A call that was interrupted after its charge is finished by the same call, for free; any other call is charged.
+        If a call was interrupted after its charge, the same call finishes it free of charge. Any other call is charged.
 
         Args:
-            pool_x: The public points, of the form of the private ones.
+            pool_x: Public points of the same form as the private points, [P, ...].
             num_queries: Largest number of questions.
-            strategy: Any of ``pate_torch.queries``. At random if None.
-            guide_student: Student of a strategy of several rounds, trained anew before each but the first: a name of
-                ``STUDENTS`` or any StudentAlgorithm. A small supervised network if None.
-            method: "teachers_transductive", or a mapping of its options (``neighbors``, ``alpha``, ``balance``): the
-                teachers of a recipe answer for all public points together. For each point by itself if None.
-            features: How features of the public points are learnt, in which questions are chosen and records are
-                assigned to cells. The points themselves if None.
-            finish: Whether the call ends with the labels. If False, it ends with ``finish``, and the same call goes on
-                with these labels if it is interrupted before that.
+            strategy: Query strategy of ``pate_torch.queries``. None to draw the questions at random.
+            guide_student: Student that is trained before each round after the first, for strategies of several rounds:
+                a name in ``STUDENTS`` or any StudentAlgorithm. None for a small supervised network.
+            method: "teachers_transductive", or a mapping with its options (``neighbors``, ``alpha``, ``balance``), if
+                the teachers of a recipe shall label all public points together. None to label each point separately.
+            features: Recipe for features of the public points, used to choose questions and to assign records to cells.
+                None to use the points as they are.
+            finish: Whether the release is complete after this call. If False, the caller must call ``finish`` later.
+                If the program is interrupted before ``finish``, the same call returns the same labels.
 
         Raises:
-            BudgetExceeded: The cap would be passed; nothing has been drawn.
-            ValueError: A choice cannot work; nothing has been charged.
+            BudgetExceeded: The charge would exceed the cap. Nothing has been drawn or charged.
+            ValueError: An argument is wrong. Nothing has been charged.
         """
-        self._clock = StageTimer()  # an earlier call's stages are no part of this one
+        self._clock = StageTimer()  # the stages of earlier calls do not belong to this release
         data = self.make_data(pool_x)
         guide_options = {"network": "lean_cnn" if data.spec.is_image else "mlp", "steps": 200}
         labeling = self._build_method(
@@ -297,90 +303,95 @@ class PATE:
         return written.labels
 
     def finish(self) -> None:
-        """Note that the last call of ``label(finish=False)`` has ended: the same call is charged from now on."""
+        """Complete the last call of ``label(finish=False)``. The same call is charged again from now on."""
         if self._session is not None:
             self._session.finish()
 
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
-        """Train a student on the labels and the public points, which costs nothing, and save it with the release.
+        """Train a student on the labels and the public points free of charge, and save it with the release.
 
         Args:
-            algorithm: A name of ``STUDENTS``, or any StudentAlgorithm.
-            **options: Fields of the algorithm that is named.
+            algorithm: Name in ``STUDENTS``, or any StudentAlgorithm.
+            **options: Fields of the algorithm, if ``algorithm`` is a name.
 
         Raises:
-            ValueError: No question was answered.
+            ValueError: An argument is wrong, ``label`` has not been called, or no question was answered.
         """
         session, written = self._require_labels()
         if options and not isinstance(algorithm, str):
-            problem = "go with an algorithm's name only"
-            raise checks.error("options", sorted(options), problem, "Set them on the object.")
+            problem = "are allowed only if algorithm is a name"
+            raise checks.error("options", sorted(options), problem, "Set these fields on the algorithm object.")
         network = select_student_network(session.facts.spec)
         config = replace(session.config, student=_make_student("algorithm", algorithm, {"network": network, **options}))
-        with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as training:
-            config.check_students(training.facts)
-            self._student = training.fit(written)
+        with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as student_session:
+            config.check_students(student_session.facts)
+            self._student = student_session.fit(written)
         assert self._student is not None
         return self._student[1]
 
     def report(
         self, test_x: Array | None = None, test_y: Array | None = None, *, pool_y: Array | None = None
     ) -> ReleaseReport:
-        """Report everything releasable about the last release and its student, also in the release folder.
+        """Write the report of the last release and its student to the release folder, and return the report.
+
+        The whole report is releasable.
 
         Args:
-            test_x: Public points that the student is evaluated on.
+            test_x: Public test points. None to report no test accuracy.
             test_y: Labels of ``test_x``.
-            pool_y: True labels of the public points, which evaluate the released labels.
+            pool_y: True labels [P] of the public points, for the accuracy of the released labels. None if unknown.
         """
         session, written = self._require_labels()
         spec, pool, evaluation = session.facts.spec, session.facts.pool, session.splits.data.evaluation
         if (test_x is None) != (test_y is None):
-            raise checks.error("test_y", None, "must be given together with test_x")
+            raise ValueError("test_x, test_y: must be given together. One of them is None.")
         if test_x is not None:
             evaluation = _parse_evaluation("test", test_x, test_y, spec)
         if pool_y is not None:
             pool_label_P = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=pool_label_P)
         data = replace(session.splits.data, evaluation=evaluation)
-        with ReleaseSession.open_uncharged(session.config, data, self._clock) as reporting:
-            reporting.reservation_ids = list(session.reservation_ids)
-            return reporting.write_report(written, self._student)
+        with ReleaseSession.open_uncharged(session.config, data, self._clock) as report_session:
+            report_session.reservation_ids = list(session.reservation_ids)
+            return report_session.write_report(written, self._student)
 
     def membership(self, other_x: Array, other_y: Array, *, records: int = 2000) -> MembershipResult:
         """PRIVATE. Attack the student by membership inference, and compute the bound on any attack.
 
-        The result is for the owner alone. A choice that is made by it is a release that nobody charged
+        The result is for the owner alone. A choice that depends on the result would be a release without a charge
         (``release.membership``).
 
         Args:
-            other_x: Records of the same kind that no teacher has seen.
+            other_x: Records of the same kind on which no teacher was trained.
             other_y: Labels of ``other_x``.
-            records: Largest number of records on each side.
+            records: Largest number of members and of other records.
+
+        Raises:
+            ValueError: No student has been fitted, or there are too few records.
         """
         session, written = self._require_labels()
         if self._student is None:
-            raise ValueError("student: there is none yet. Call fit_student() first.")
+            raise ValueError("student: no student has been fitted. Call fit_student() first.")
         data = replace(session.splits.data, evaluation=_parse_evaluation("other", other_x, other_y, session.facts.spec))
         shards = assign_shards(self.partition, data.private, self.num_teachers or 1, self.seed)
-        sides = MembershipTest(records=records).select_records(data, shards, None, self.seed)
-        if sides is None:
-            problem = f"must be at least {MIN_RECORDS} records that are no members"
-            raise checks.error("other_x", len(data.evaluation.x), problem)
+        attack_records = MembershipTest(records=records).select_records(data, shards, None, self.seed)
+        if attack_records is None:
+            problem = f"must hold at least {MIN_RECORDS} records that are no members"
+            raise checks.error("other_x", f"{len(data.evaluation.x)} records", problem)
         events = written.labels.reserved_events if written.record["private"] else None
-        return attack_student(sides, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False)
+        return attack_student(
+            attack_records, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False
+        )
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
-        """Make a PrivateLabeler of these teachers, which must be closed after use. Its journal lies under ``home``.
+        """Make a ``PrivateLabeler`` of these teachers with a journal under ``home``. The caller must close the labeler.
 
-        Args:
-            num_queries: As for ``PrivateLabeler``.
-            calls: As for ``PrivateLabeler``.
+        ``num_queries`` and ``calls`` are arguments of ``PrivateLabeler``.
         """
         data = self._require_records()
         if isinstance(self.teacher, PrivateMethod):
-            problem = "answers all questions at once"
-            raise checks.error("teacher", type(self.teacher).__name__, problem, "Use teachers, or label().")
+            problem = "answers all questions at once, so it cannot answer them one by one"
+            raise checks.error("teacher", type(self.teacher).__name__, problem, "Call label() instead.")
         assert self.mechanism is not None
         data = replace(data, pool=PublicPool(data.private.x[:0]))
         config = self.make_config(data, self._make_teacher_votes(data.spec, num_queries=num_queries))
@@ -406,9 +417,9 @@ class PATE:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of all releases at the account's delta: their reservations, composed, or the cap if that is smaller.
+        """Composed epsilon of all reservations of the account at the account's delta, or the cap if that is smaller.
 
-        It is 0 before the first release, and infinite once noise was seeded.
+        The value is 0 before the first release, and infinite if any noise was seeded.
         """
         if self.account is None:
             return 0.0
@@ -416,12 +427,12 @@ class PATE:
 
     @property
     def account(self) -> Account | None:
-        """The account; None before the first release."""
+        """Account of the data set. None before the first release."""
         return find_account(self.home, self.name)
 
     @property
     def folder(self) -> Path:
-        """The folder of the last release. Everything in it may be published."""
+        """Folder of the last release. All files of the folder may be published."""
         return self._require_labels()[0].release_dir
 
     # ---- parts --------------------------------------------------------------------------------------------------
@@ -442,7 +453,7 @@ class PATE:
         )
 
     def make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
-        """Make the public facts about points like ``x``, normalized by ``mean`` and ``std`` or those of ``public``."""
+        """Make the public facts about points of the form of ``x``. ``public`` sets a normalization that is not set."""
         width = x.shape[1]
         default = ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
         mean, std = self._constants or (compute_normalization(public) if len(public) else default)
@@ -458,12 +469,13 @@ class PATE:
         )
 
     def make_data(self, pool_x: Array) -> Dataset:
-        """PRIVATE. Make the data set of the records and these public points, with the student's constants."""
+        """PRIVATE. Make the data set of the records and these public points, normalized for the student."""
         data = self._require_records()
         x, pool = data.private.x, PublicPool(tensors.parse_points("pool_x", pool_x))
         if pool.x.shape[1:] != x.shape[1:] or pool.x.dtype != x.dtype:
-            raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(x.shape[1:])}")
-        mean, std = self._constants or compute_normalization(pool.x)  # teachers keep those of their training
+            expected, points = f"{tuple(x.shape[1:])} {x.dtype}", f"{tuple(pool.x.shape)} {pool.x.dtype}"
+            raise checks.error("pool_x", points, f"must hold points of the shape and type of x, {expected}")
+        mean, std = self._constants or compute_normalization(pool.x)  # teachers keep the constants of their training
         return replace(data, pool=pool, spec=replace(data.spec, mean=mean, std=std))
 
     def _make_teacher_votes(
@@ -479,12 +491,11 @@ class PATE:
         )
 
     def _get_recipe(self, spec: DataSpec) -> TeacherRecipe:
-        """The recipe of stored teachers; that of a network that trains in a second if ``teacher`` is no recipe."""
         is_recipe = isinstance(self.teacher, TeacherRecipe)
         return self.teacher if is_recipe else TeacherRecipe(network="lean_cnn" if spec.is_image else "mlp")
 
     def _build_method(self, method: str | Mapping[str, Any] | None, spec: DataSpec, **choices: Any) -> PrivateMethod:
-        """Make the method of one call of ``label``, of stored teachers, the user's method or a panel."""
+        """Make the method of one call of ``label`` from stored teachers, the user's ``PrivateMethod`` or a panel."""
         if self._stored_teachers is not None:
             stored = self._stored_teachers
             alias = TeacherStore(self.home).create_alias(stored.identity.fingerprint, stored.id)
@@ -495,13 +506,13 @@ class PATE:
             checks.one_of("method", options.pop("method", "teachers_transductive"), ("teachers_transductive",))
             return self._make_teacher_votes(spec, TransductiveTeacherVotes, **choices, **options)
         if method is not None:
-            fix = "Leave out method, or give PATE(teacher=TeacherRecipe(...))."
+            fix = "Omit method, or use PATE(teacher=TeacherRecipe(...))."
             raise checks.error("method", method, "needs the probabilities of a recipe's teachers", fix)
         choices["allow_uninformative_labels"] = self.allow_uninformative_labels
         if isinstance(self.teacher, PrivateMethod):
             if self.teacher.releases_model:
                 fix = f'Use PATEClassifier(method="{self.teacher.name}").'
-                problem = "releases a model, and labels no public points"
+                problem = "releases a model and labels no public points"
                 raise checks.error("teacher", self.teacher.name, problem, fix)
             return replace(self.teacher, **choices)
         assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
@@ -519,7 +530,7 @@ class PATE:
             if hasattr(self.teacher, "get_params"):
                 return fit_estimators(self.teacher, private, spec, shards, seed=seed, progress=progress)
             if not callable(self.teacher):
-                problem = "must be a TeacherRecipe, a scikit-learn classifier or a function that makes a network"
+                problem = "must be a TeacherRecipe, a scikit-learn classifier or a function that returns a network"
                 raise checks.error("teacher", type(self.teacher).__name__, problem)
             recipe, device = self.recipe or TeacherRecipe(), torch.device(self.device)
             return fit_modules(self.teacher, private, spec, shards, recipe, seed=seed, device=device, progress=progress)
@@ -527,26 +538,26 @@ class PATE:
     def _require_records(self) -> Dataset:
         has_teachers = isinstance(self.teacher, PrivateMethod) or self._stored_teachers or self._panel
         if self._data is None or not has_teachers:
-            raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
+            raise ValueError("teachers: no teachers have been trained. Call fit_teachers(x, y) first.")
         return self._data
 
     def _require_labels(self) -> tuple[ReleaseSession, WrittenRelease]:
         if self._session is None or self._written is None:
-            raise ValueError("labels: there are none yet. Call label(pool_x, num_queries) first.")
+            raise ValueError("labels: no labels have been released. Call label(pool_x, num_queries) first.")
         return self._session, self._written
 
 
 def find_account(home: Path, name: str) -> Account | None:
-    """Read an account; None before its first release."""
+    """Read an account from the ledger. Return None if the account does not exist."""
     if not (home / "ledger.sqlite").exists():
         return None
-    with Ledger(home / "ledger.sqlite", create=False) as ledger:
+    with Ledger(home / "ledger.sqlite", create=False, readonly=True) as ledger:
         return next((account for account in ledger.list_accounts() if account.name == name), None)
 
 
 @contextmanager
 def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
-    """Add to the error of a full or read-only disk which file failed, and whether the account was charged."""
+    """Add the file and whether the account was charged to the error of a full or read-only disk."""
     try:
         yield
     except OSError as error:
@@ -560,11 +571,11 @@ def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
 
 
 def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
-    """Advise, as a call of PATE, to use per-record gradients in place of teachers, whose votes the noise outweighs."""
+    """Format advice to use per-record gradients instead of teachers, as a call of PATE."""
     descent = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
     if descent is None or not facts.has_records:
         return feasibility.NOISE_ADVICE
-    mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
+    mechanism, size, dim_argument = descent.mechanism, "<approximate number>", ""
     arguments = f"sigma={mechanism.sigma:.4g}, adjacency={mechanism.adjacency!r}"
     if descent.effective_dim is not None:
         size, dim_argument = str(descent.num_records), f", effective_dim={descent.effective_dim:.3g}"
@@ -575,7 +586,6 @@ def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
 
 
 def _parse_evaluation(side: str, x: Array, y: Any, spec: DataSpec) -> Evaluation:
-    """Parse the arguments <side>_x and <side>_y."""
     points = tensors.parse_points(f"{side}_x", x)
     return Evaluation(points, tensors.parse_labels(f"{side}_y", torch.as_tensor(y), len(points), spec.num_classes))
 
@@ -584,13 +594,13 @@ def _make_student(key: str, algorithm: str | StudentAlgorithm, options: Mapping[
     if isinstance(algorithm, str):
         return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options)
     if not isinstance(algorithm, StudentAlgorithm):
-        problem = f"must be one of {', '.join(STUDENTS)}, or an object of pate_torch.students"
-        raise checks.error(key, type(algorithm).__name__, problem, "PATEClassifier takes scikit-learn's classifiers.")
+        problem = f"must be one of {', '.join(STUDENTS)}, or an algorithm of pate_torch.students"
+        raise checks.error(key, type(algorithm).__name__, problem, "For scikit-learn classifiers use PATEClassifier.")
     return algorithm
 
 
 def select_student_network(spec: DataSpec) -> str:
-    """The network of a published student for points of this form."""
+    """Return the default network of a published student for points of this form."""
     if not spec.is_image:
         return "mlp"
     return "small_cnn" if min(spec.input_shape[1:]) < 16 else "cnn"

@@ -1,6 +1,6 @@
-"""From the words of a command line to the components of a run, by Hydra.
+"""Conversion of command-line settings to the configuration of a run, by Hydra.
 
-Every component is instantiated by its ``_target_``: run only configurations you trust.
+Hydra calls the ``_target_`` of every component, so run only configurations that you trust.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pate_torch.teachers.training import TeacherRecipe
 
 
 class _ComponentNode(ConfigNode):
-    """A component in Hydra's store, whose class is imported once a configuration names it."""
+    """A component in Hydra's store, whose class is imported when a configuration selects it."""
 
     def __init__(self, group: str, name: str) -> None:
         self.name, self.group, self.package, self.provider = name, group, None, None
@@ -52,7 +52,7 @@ class _ComponentNode(ConfigNode):
 
 @functools.cache
 def register_components() -> None:
-    """Tell Hydra, for the rest of this process, of the package's components and of the resolvers that conf/ names."""
+    """Register the package's components and the resolvers of conf/ with Hydra for the rest of this process."""
     store = ConfigStore.instance()
     for group, components in COMPONENTS.items():
         store.repo[group] = {f"{name}.yaml": _ComponentNode(group, name) for name in components}
@@ -69,7 +69,7 @@ def register_components() -> None:
 
 @contextlib.contextmanager
 def open_configuration() -> Iterator[None]:
-    """Let ``hydra.compose`` find conf/ and the package's components within the ``with`` block."""
+    """Enable ``hydra.compose`` with conf/ and the package's components within the ``with`` block."""
     register_components()
     folder = run_folders.find_config_folder()
     with refuse_names_of_components(), initialize_config_dir(config_dir=folder, version_base="1.3"):
@@ -78,7 +78,7 @@ def open_configuration() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refuse_names_of_components() -> Iterator[None]:
-    """Refuse a user's file that has the name of a component: Hydra would mix the keys of the two, with a warning."""
+    """Raise ValueError for a user's file with the name of a component, because Hydra would mix the keys of both."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=r"\s*'\S+' is validated against ConfigStore schema")
         try:
@@ -86,15 +86,13 @@ def refuse_names_of_components() -> Iterator[None]:
         except UserWarning as warning:
             group, _, name = str(warning).split("'")[1].rpartition("/")
             fix = "Give your file another name."
-            raise checks.error(group, name, "is a component of pate_torch already", fix) from warning
+            raise checks.error(group, name, "is a component of pate_torch", fix) from warning
 
 
 def compose_labeling(settings: Sequence[str], run_name: str | None = None) -> RunConfig:
-    """Compose the configuration of a run whose release is all that is wanted: no student, nothing for the owner.
+    """Compose the configuration of a run that only makes a release, without a student or results for the owner.
 
-    Args:
-        settings: Settings of train.py.
-        run_name: Name of the run's folder in place of the mechanism's, unless ``settings`` name a folder.
+    If ``run_name`` is set, it replaces the mechanism's name in the path of the run's folder.
     """
     cfg = hydra.compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
     if run_name is not None and not any(setting.startswith("paths.run=") for setting in settings):
@@ -104,11 +102,7 @@ def compose_labeling(settings: Sequence[str], run_name: str | None = None) -> Ru
 
 
 def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
-    """Build the components that ``cfg`` names.
-
-    Raises:
-        ValueError: One cannot be built; the message names its key.
-    """
+    """Build the run configuration from ``cfg``. Raise ValueError with the key of a component that cannot be built."""
     try:
         values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
@@ -116,7 +110,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     privacy = build_privacy_config(values)
     features = instantiate_component(cfg, "features", FeatureRecipe | Encoder) if values["features"] else None
     encoder = None
-    if isinstance(features, Encoder):  # nobody learns features of points that come encoded
+    if isinstance(features, Encoder):  # an encoder transforms the data set, so no features are learned
         cfg, encoder, features = cfg.copy(), features, None
         cfg.features = None
     student = instantiate_component(cfg, "student", StudentAlgorithm | None)
@@ -143,9 +137,9 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
 
 
 def build_privacy_config(values: dict[str, Any]) -> PrivacyConfig:
-    """Build the account's terms."""
+    """Build the terms of the account."""
     if not isinstance(values["privacy"], dict):
-        raise checks.error("privacy", values["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
+        raise checks.error("privacy", values["privacy"], "must be keys and values", "For example privacy.delta=1e-6.")
     terms = {key: value for key, value in values["privacy"].items() if key != "allow_uninformative_labels"}
     return PrivacyConfig(insecure_noise_seed=values["insecure_noise_seed"], **terms)
 
@@ -153,22 +147,21 @@ def build_privacy_config(values: dict[str, Any]) -> PrivacyConfig:
 def _build_method(
     cfg: DictConfig, values: dict[str, Any], student: StudentAlgorithm | None, features: FeatureRecipe | None
 ) -> PrivateMethod:
-    """Build the method with those components of the other groups that are fields of its class."""
+    """Build the method. Components of other groups are passed if the class of the method has such a field."""
     votes, teachers, name = values["votes"], values["teachers"], cfg.method.get("name")
     fields = _list_method_fields(cfg)
     if votes is not None:
         for key, value in {"teachers": teachers, "method": None if "num_teachers" in fields else name}.items():
             if value is not None:
-                fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
-                raise checks.error("votes", votes, f"cannot be combined with {key}", fix)
+                problem = f"cannot be combined with {key}, because a file of votes replaces the teachers"
+                raise checks.error("votes", votes, problem, f"Omit {key}.")
         cfg = cfg.copy()
         cfg.method = {
             "_target_": "pate_torch.methods.voting.VotesFile", "path": checks.nonempty_string("votes", votes)
         }  # fmt: skip
         fields = _list_method_fields(cfg)
     elif teachers is not None and "num_teachers" not in fields:
-        fix = "Leave out teachers: every record answers for itself."
-        raise checks.error("method", name, "cannot be combined with teachers", fix)
+        raise checks.error("method", name, "cannot be combined with teachers, because it trains none", "Omit teachers.")
     guide_student = instantiate_component(cfg, "guide_student", StudentAlgorithm | None)
     allow_uninformative = values["privacy"]["allow_uninformative_labels"]
     components: dict[str, Any] = {
@@ -190,23 +183,24 @@ def _build_method(
 def _list_method_fields(cfg: DictConfig) -> set[str]:
     try:
         return {field.name for field in dataclasses.fields(hydra.utils.get_class(cfg.method["_target_"]))}
-    except Exception:  # whatever is wrong with the target, instantiating it says so
+    except Exception:  # an error of the target is raised later, when the method is instantiated
         return set()
 
 
 def instantiate_component(cfg: DictConfig, key: str, kind: Any, **components: Any) -> Any:
-    """Instantiate one group by its ``_target_``; an error of the component is raised as the user should see it.
+    """Instantiate the component of one group by its ``_target_``.
 
     Args:
-        cfg: The resolved configuration.
+        cfg: Configuration.
         key: Name of the group.
-        kind: The type that it must make. None is allowed if the type is, and made of a group without ``_target_``.
-        **components: Arguments beside the group's own keys.
+        kind: Required type. If the type includes None, a group without ``_target_`` gives None.
+        **components: Arguments in addition to the keys of the group.
 
     Raises:
-        ValueError: The target does not exist, or makes something of another type.
+        ValueError: The target does not exist, refuses its arguments, or returns an object of another type. The message
+            starts with the key as users write it.
     """
-    node, fix = cfg[key], f"Choose a component by its name, as in {key}=<name>: python train.py --help lists the names."
+    node, fix = cfg[key], f"Set {key}=<name> to select a component. python train.py --help lists the names."
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         if OmegaConf.is_dict(node) and isinstance(None, kind):
             return None
@@ -214,7 +208,7 @@ def instantiate_component(cfg: DictConfig, key: str, kind: Any, **components: An
         raise checks.error(key, plain_value, "must be a group with a _target_", fix)
     target_key, target = f"{key}._target_", node["_target_"]
     try:
-        # Components are given to a partial, because OmegaConf would take dataclasses for configurations.
+        # Components are arguments of a partial, because OmegaConf would convert dataclasses to configurations.
         instance = hydra.utils.instantiate(node, _convert_="all", _partial_=True)(**components)
     except (InstantiationException, ValueError, TypeError) as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) else error
@@ -228,12 +222,13 @@ def instantiate_component(cfg: DictConfig, key: str, kind: Any, **components: An
             raise checks.error(target_key, target, text, fix) from error
         raise ValueError(f"{key}: {type(cause).__name__}: {text}") from error
     if not isinstance(instance, kind):
-        raise checks.error(target_key, target, f"makes {type(instance).__name__}, not a {key}", fix)
+        problem = f"returns a {type(instance).__name__}, which is not allowed for {key}"
+        raise checks.error(target_key, target, problem, fix)
     return instance
 
 
 def parse_device(name: object) -> torch.device:
-    """The torch device of that name; ``auto`` is the first CUDA device, else Apple's, else the CPU."""
+    """Return the torch device of this name. ``auto`` is CUDA if available, else MPS if available, else the CPU."""
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if str(name) == "auto":
         return torch.device(next(kind for kind, count in counts.items() if count))
@@ -243,6 +238,6 @@ def parse_device(name: object) -> torch.device:
     except (RuntimeError, KeyError) as error:
         raise checks.error("device", name, "must be auto, cpu, cuda, cuda:<n> or mps") from error
     if (device.index or 0) >= count:
-        problem = f"is not available: there are {count} {device.type} devices here, numbered from 0"
+        problem = f"is not available: this machine has {count} {device.type} devices, numbered from 0"
         raise checks.error("device", name, problem, "Use device=cpu or device=auto.")
     return device

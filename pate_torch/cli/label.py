@@ -1,20 +1,19 @@
-r"""Answer a file of votes and nothing more: labels.csv with its price, charged to the ledger as every release is.
+r"""Release private labels from a file of votes as labels.csv with a privacy statement, and charge the ledger.
 
     pate label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
         privacy.delta=1e-6
-    pate label dataset=svhn                     # by the method of a run, with the keys of train.py
+    pate label dataset=svhn                     # labels of a run without a student, with the keys of train.py
 
-The votes may come from teachers trained anywhere (``methods.voting``); the owner vouches that every privacy unit
-reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
-conf/label.yaml and conf/account.yaml. Exit codes: 0 done; 2 a choice that is refused with nothing charged, or a disk
-that is full or read-only.
+Any program may have trained the teachers of a file of votes (``methods.voting``). The owner is responsible that the
+records of each privacy unit were used by one teacher only, and that ``partition`` is the adjacency. Every point of the
+file is a question. conf/label.yaml and conf/account.yaml list all keys. The exit code is 0 if labels were released, and
+2 if a setting is refused before a charge, or if the disk is full or read-only.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,49 +21,33 @@ import torch
 from hydra import compose as hydra_compose
 from omegaconf import DictConfig, OmegaConf
 
+from pate_torch.api.pate import InMemoryDataset
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods.voting import VotesFile
 from pate_torch.pipeline import run
-from pate_torch.planning.alternatives import suggest_settings
+from pate_torch.planning.gradient_budget import suggest_settings
 from pate_torch.privacy.partition import Partition
 from pate_torch.privacy.records import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.queries.random import Random
 from pate_torch.teachers.voting import read_votes
 
 
-@dataclass(frozen=True, kw_only=True)
-class VotesOnlyDataset(DatasetSource):
-    """A data set of which only votes are given: its public points are the numbers of the rows of a file."""
-
-    spec: DataSpec
-    unit: str
-    size: int
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    def load(self) -> Dataset:
-        """The public points; no private records, no test points."""
-        empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
-        private = PrivateRecords.from_rows(empty_x, empty_y, [], self.unit)
-        pool, evaluation = PublicPool(torch.arange(self.size)[:, None].float()), Evaluation(empty_x, empty_y)
-        return Dataset(self.spec, private, pool, evaluation, provenance={CLASSES: FROM_OWNER})
+def make_votes_dataset(spec: DataSpec, unit: str, num_points: int) -> InMemoryDataset:
+    """Make a data set without records, whose public points are the row numbers of a file of votes."""
+    empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
+    private, pool_x = PrivateRecords.from_rows(empty_x, empty_y, [], unit), torch.arange(num_points)[:, None].float()
+    evaluation, provenance = Evaluation(empty_x, empty_y), {CLASSES: FROM_OWNER}
+    return InMemoryDataset(Dataset(spec, private, PublicPool(pool_x), evaluation, provenance=provenance))
 
 
 def build_config(cfg: DictConfig) -> RunConfig:
-    """Build what ``cfg`` (conf/label.yaml) names.
-
-    Raises:
-        ValueError: A choice cannot work; the message names its key.
-    """
+    """Build the run configuration from ``cfg`` (conf/label.yaml). Raise ValueError with the key of a wrong setting."""
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
-        cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
+        cfg.recommended.sigma = 1.0  # calibration replaces this placeholder
     values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     votes = read_votes(values["votes"], **{key: values[key] for key in ("num_classes", "num_points", "num_teachers")})
     spec = DataSpec(
@@ -77,7 +60,7 @@ def build_config(cfg: DictConfig) -> RunConfig:
     )
     num_queries = values["num_queries"]
     return RunConfig(
-        dataset=VotesOnlyDataset(spec=spec, unit=values["dataset"]["unit"], size=len(votes)),
+        dataset=make_votes_dataset(spec, values["dataset"]["unit"], len(votes)),
         partition=hydra_config.instantiate_component(cfg, "partition", Partition),
         method=VotesFile(
             votes=votes,
@@ -94,7 +77,7 @@ def build_config(cfg: DictConfig) -> RunConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="pate label", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
     settings = parser.parse_intermixed_args(arguments).settings

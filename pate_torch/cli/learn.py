@@ -1,13 +1,13 @@
-r"""Learn by an algorithm of the papers on a hypothesis class, and release the hypothesis.
+r"""Learn a hypothesis by an algorithm of the papers, and release the hypothesis.
 
     pate learn sspp people.csv dataset.label=income dataset.name=people dataset.publish_split=true \
         --epsilon .5 --below-guarantee
-    pate learn bounds --dimension 10          # what each algorithm asks for; reads no record
+    pate learn bounds --dimension 10          # sample size that each algorithm needs; reads no record
 
-Settings (key=value) are those of train.py: the data set, the account, the run's folder. Neighbors differ in one record
-that is replaced, and the number of records is public (partition=replace_one). Several classes are learned one against
-the rest, each charged, at an equal share of epsilon. ``pate predict`` applies the released hypothesis. Exit codes: 0 if
-the command succeeds; 2 if it refuses what the user asks for, with nothing charged.
+Settings (key=value) are those of train.py: the data set, the account and the folder of the run. Neighbors differ in one
+replaced record, and the number of records is public (partition=replace_one). With more than two classes, one hypothesis
+is learned for each class against the rest, at an equal share of epsilon. ``pate predict`` applies the released
+hypothesis. The exit code is 0 if the command succeeds, and 2 if an argument is refused before a charge.
 """
 
 from __future__ import annotations
@@ -27,24 +27,12 @@ from pate_torch.pipeline import run
 
 
 def compose_config(name: str, words: Sequence[str]) -> RunConfig:
-    """Compose the configuration of a run of this algorithm.
-
-    Args:
-        name: Name of the algorithm.
-        words: Path of a table (or none), and key=value settings.
-
-    Raises:
-        ValueError: There are two tables or no data set, or the partition is not replace_one.
-    """
+    """Compose the configuration of a run of an algorithm from settings key=value and at most one path of a table."""
     tables = [word for word in words if "=" not in word]
     values = {key: value for key, _, value in (word.partition("=") for word in words if "=" in word)}
     if len(tables) > 1:
-        raise checks.error(
-            "table",
-            tables[1],
-            "is a second table, and only one is allowed",
-            "Set dataset.public_path to the file of public records.",
-        )
+        fix = "Set dataset.public_path to the file of public records."
+        raise checks.error("table", tables[1], "is a second table, and only one is allowed", fix)
     if tables:
         values = {"dataset": "csv", "dataset.path": tables[0], **values}
         if "dataset.public_path" not in values:
@@ -53,8 +41,8 @@ def compose_config(name: str, words: Sequence[str]) -> RunConfig:
         fix = "Use pate learn ALGORITHM table.csv dataset.label=<column>, or set dataset=<name>."
         raise checks.error("table", None, "must be the path of a table", fix)
     if values.setdefault("partition", "replace_one") != "replace_one":
-        reason = "these algorithms are private for a record that is replaced, with a public number of records"
-        raise checks.error("partition", values["partition"], reason, "Leave it out, or say partition=replace_one.")
+        problem = "must be replace_one, because these algorithms need a public number of records"
+        raise checks.error("partition", values["partition"], problem, "Omit partition.")
     return hydra_config.compose_labeling([f"{key}={value}" for key, value in values.items()], name)
 
 
@@ -62,7 +50,7 @@ def _make_parser() -> argparse.ArgumentParser:
     names = "\n".join(f"  {name:<20}{algorithm.description}" for name, algorithm in ALGORITHMS.items())
     parser = argparse.ArgumentParser(
         prog="pate learn",
-        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}what each of them needs",
+        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}print the sample size that each algorithm needs",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
@@ -72,24 +60,23 @@ def _make_parser() -> argparse.ArgumentParser:
         text = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
         choices = option.metadata["choices"]
         parser.add_argument(f"--{option.name}", type=kind, default=option.default, choices=choices, help=text)
-    parser.add_argument("--below-guarantee", action="store_true", help="go on where no accuracy is promised")
-    parser.add_argument("--dimension", type=int, default=1, help="bounds: VC dimension, or parameters (default: 1)")
+    parser.add_argument("--below-guarantee", action="store_true", help="continue with too few records for the theorem")
+    dimension_help = "bounds: VC dimension, or number of parameters (default: 1)"
+    parser.add_argument("--dimension", type=int, default=1, help=dimension_help)
     return parser
 
 
 def _print_bounds(options: LearnOptions, dimension: int) -> None:
     checks.integer("dimension", dimension, low=1)
-    print(
-        "Private records that each algorithm asks for "
-        f"(epsilon {options.epsilon:g}, replace_one, unit record; dimension {dimension})\n"
-    )
+    terms = f"epsilon {options.epsilon:g}, replace_one, unit record; dimension {dimension}"
+    print(f"Number of private records that each algorithm needs ({terms})\n")
     for name, algorithm in ALGORITHMS.items():
         n, promise = algorithm.compute_size(options, dimension)
         print(f"  {name:<20}{f'{math.ceil(n):,}' if n < 1e9 else f'{n:.2g}':>16}  {promise}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     parsed = _make_parser().parse_intermixed_args(arguments)
 
     def learn() -> None:
@@ -100,13 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with hydra_config.open_configuration():
             config = compose_config(parsed.algorithm, parsed.settings)
         if config.method.noise != "torch":
-            problem = "must be torch: these algorithms draw continuous noise"
-            raise checks.error("noise", config.method.noise, problem, "Leave out noise.")
+            problem = "must be torch, because these algorithms draw continuous noise"
+            raise checks.error("noise", config.method.noise, problem, "Omit noise.")
         method = HypothesisMethod(
-            algorithm_name=parsed.algorithm,
-            options=options,
-            seed=config.seed,
-            below_guarantee=parsed.below_guarantee,
+            algorithm_name=parsed.algorithm, options=options, seed=config.seed, below_guarantee=parsed.below_guarantee
         )
         run(dataclasses.replace(config, method=method))
 

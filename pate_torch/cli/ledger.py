@@ -1,4 +1,4 @@
-"""``pate ledger``: look at the ledger, check it, copy it, and the two deliberate acts on an account."""
+"""``pate ledger``: show, check, export and copy the ledger; raise the cap of an account, or close an account."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.chain import LedgerError
 from pate_torch.privacy.ledger import Ledger, get_default_path
 
-EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand
+EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a wrong command line
 _LINE_WIDTH = 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 done, 1 refused or damaged, 2 not understood."""
+    """Run one command. Return 0 if it succeeds, and 1 if it is refused or the ledger is damaged."""
     options = _make_parser().parse_args(arguments)
     path = options.path or get_default_path()
     try:
@@ -41,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     shared_options = argparse.ArgumentParser(add_help=False)
-    path_help = "the ledger (default: in PATE_HOME, or in the store of this user)"
+    path_help = "file of the ledger (default: ledger.sqlite in PATE_HOME or in the user's store)"
     shared_options.add_argument("--path", type=Path, help=path_help)
-    shared_options.add_argument("--json", action="store_true", help="answer in JSON")
+    shared_options.add_argument("--json", action="store_true", help="print one JSON object")
     parser = argparse.ArgumentParser(prog="pate ledger", description="The privacy ledger (PRIVATE).")
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -51,14 +51,15 @@ def _make_parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[shared_options])
 
     verify = add_command("verify", "recompute every hash, price and total")
-    verify.add_argument("--contains", metavar="HASH", help="a ledger_head noted elsewhere, which must be in the chain")
-    show = add_command("show", "accounts, and the entries of one")
-    show.add_argument("account", nargs="?", help="list this account's entries, too")
-    export = add_command("export", "every entry, one JSON object a line")
-    export.add_argument("--output", type=Path, help="write to this new file instead of the terminal")
+    contains_help = "hash of a ledger head that was stored elsewhere and must be in the chain"
+    verify.add_argument("--contains", metavar="HASH", help=contains_help)
+    show = add_command("show", "list all accounts, or one account with its entries")
+    show.add_argument("account", nargs="?", help="name of the account whose entries are listed")
+    export = add_command("export", "print every entry as one JSON object per line")
+    export.add_argument("--output", type=Path, help="new file for the entries (default: the terminal)")
     add_command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
-    raise_cap = add_command("raise-cap", "raise an account's cap, on purpose")
-    close = add_command("close", "end an account's spending for good")
+    raise_cap = add_command("raise-cap", "raise the epsilon cap of an account")
+    close = add_command("close", "close an account, which then accepts no charge")
     for command in (raise_cap, close):
         command.add_argument("account")
         command.add_argument("--reason", required=True)
@@ -72,10 +73,10 @@ CommandResult = tuple[dict[str, Any], str]
 def _verify(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
     accounts = ledger.verify()
     if options.contains and not ledger.contains_head(options.contains):
-        problem = "is not in this ledger: newer entries were lost, or it is another ledger"
-        raise LedgerError(f"contains={options.contains!r}: {problem}. Restore a backup that has it.")
+        problem = "is not in this ledger: entries of the ledger were lost, or the hash is from another ledger"
+        raise LedgerError(f"contains={options.contains!r}: {problem}. Restore a backup that contains the hash.")
     entries, head = len(ledger.read_entries()), ledger.get_head()
-    text = f"{ledger.path}: {entries} entries, {len(accounts)} accounts, all consistent\nhead {head}"
+    text = f"{ledger.path}: {entries} entries and {len(accounts)} accounts are consistent\nhead {head}"
     return {"entries": entries, "head": head, "accounts": [_describe_account(a) for a in accounts]}, text
 
 
@@ -103,7 +104,8 @@ def _export(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
 def _backup(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
     ledger.verify()
     ledger.backup(options.destination)
-    return {"backup": str(options.destination), "head": ledger.get_head()}, f"copied to {options.destination}"
+    text = f"{ledger.path} was copied to {options.destination}"
+    return {"backup": str(options.destination), "head": ledger.get_head()}, text
 
 
 def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
@@ -147,7 +149,7 @@ def _describe_account(account: Account) -> dict[str, Any]:
 
 
 def _format_table(accounts: Sequence[Account]) -> list[str]:
-    """Format two lines for each account, in 80 columns."""
+    """Format two lines of at most 80 columns for each account."""
     row = "{:<16} {:>9} {:>9} {:>9} {:>8} {:<6} {:>8} {:>5}"
     lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open")]
     for account in accounts:
@@ -158,8 +160,8 @@ def _format_table(accounts: Sequence[Account]) -> list[str]:
         notes = [f"{account.adjacency}, unit {account.unit}"]
         notes += ["closed"] if account.is_closed else []
         if account.guarantee is not None and account.guarantee.route == DELTA_ONLY_ROUTE:
-            notes += [f"only delta is paid, {account.total_cost.delta:.3g} of it"]
-        notes += [] if account.is_private else ["NOT PRIVATE: seeded noise, so no total"]
+            notes += [f"only delta is spent: {account.total_cost.delta:.3g}"]
+        notes += [] if account.is_private else ["NOT PRIVATE (seeded noise): no total"]
         lines.append(_truncate("  " + "; ".join(notes), _LINE_WIDTH))
     return lines if accounts else ["no accounts"]
 

@@ -1,4 +1,4 @@
-"""``pate runs``: what was released under one home, newest first, from the summaries in the release folders."""
+"""``pate runs``: list the finished runs of one home folder, newest first, from the summaries of their releases."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charge
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``pate runs``; its exit code. 2: there are no runs."""
+    """Run the command and return its exit code, or 2 if the home folder has no runs."""
     parser = argparse.ArgumentParser(prog="pate runs", description=(__doc__ or "").split(":", 1)[1].strip())
-    parser.add_argument("--home", type=Path, help="the folder of all runs (default: PATE_HOME, or outputs)")
-    parser.add_argument("--dataset", help="only runs charged to this account")
-    parser.add_argument("--json", action="store_true", help="every key of every summary, unrounded")
+    parser.add_argument("--home", type=Path, help="folder that contains runs/ (default: PATE_HOME, or outputs)")
+    parser.add_argument("--dataset", help="list only runs that were charged to this account")
+    parser.add_argument("--json", action="store_true", help="print all keys of the summaries as JSON")
     options = parser.parse_args(arguments)
     folder = get_runs_folder(check_root(get_home_folder(options.home)))
     if not folder.is_dir():
-        print(f"error: home={str(folder.parent)!r}: has no runs. Set PATE_HOME or --home.", file=sys.stderr)
+        print(f"error: home={str(folder.parent)!r}: contains no runs. Set PATE_HOME or --home.", file=sys.stderr)
         return 2
     runs = [run for run in _load_summaries(folder) if options.dataset in (None, run.get("dataset"))]
     if options.json:
@@ -38,19 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load_summaries(folder: Path) -> list[dict[str, Any]]:
-    """The summary of each finished run, newest first, with the run's folder as ``run``."""
+    """Load the summary of each finished run, newest first, with the folder of the run as key ``run``."""
     dated_summaries = []
     for file in folder.glob("*/*/*/release/summary.json"):
         try:
             summary = {"run": str(file.parents[1].relative_to(folder)), **json.loads(file.read_text(encoding="utf-8"))}
             dated_summaries.append((file.stat().st_mtime_ns, summary))
         except (OSError, ValueError, TypeError, RecursionError):
-            continue  # half written, or of another program
+            continue  # incomplete, or a file of another program
     return [summary for _, summary in sorted(dated_summaries, key=lambda item: item[0], reverse=True)]
 
 
 def _format_row(run: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a run. A run that is not private shows no epsilon."""
+    """Format the cells of a run. A run that is not private has no epsilon."""
 
     def format_number(key: str, pattern: Callable[[float], str]) -> str:
         return "-" if run.get(key) is None else pattern(run[key])

@@ -1,15 +1,16 @@
-"""Print what a choice of K, noise and number of questions costs, and what teachers must do for useful labels.
+"""Print the privacy cost of a choice of K, noise and questions, and the vote margin that useful labels need.
 
     pate plan dataset=svhn privacy.budget_epsilon=2
     pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80
     pate plan dataset=csv dataset.nominal_size=2000 pilot.dataset=digits pilot.num_classes=10 --json
 
-The keys are those of ``train.py``, and ``teachers`` is another name of ``num_teachers``. Lists are tried in every
-combination; without one, sigma is halved and doubled, and with a pilot (``planning/pilot.py``) also K.
+The keys are those of ``train.py``; ``teachers`` stands for ``num_teachers``. A plan contains every combination of the
+listed values. Without a list, a plan also tries half and twice the sigma and, with a pilot (``planning/pilot.py``),
+half and twice K. ``pilot.dataset`` names a public data set on which the choices are tried.
 
-Nothing is charged and no private record is read: a plan uses what the data set's source declares, and never calls
-``load()``. ``pilot.dataset`` names a public data set on which the choices are tried. The ledger is read to say what is
-left. Exit code 0: a plan is printed, even if none of the choices works; 2: a wrong argument.
+Nothing is charged, and no private record is read: a plan uses the declarations of the data set's source, and never
+calls ``load()``. The ledger is read for the remaining budget. The exit code is 0 if a plan is printed, even if none of
+the choices works, and 2 for a wrong argument.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from pate_torch.accounting.formatting import format_delta
+from pate_torch.api.pate import find_account
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
@@ -41,20 +43,18 @@ from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
-from pate_torch.planning import alternatives
-from pate_torch.planning.choice import Choice, PlanEvaluator, get_parameters, select_best
+from pate_torch.planning import gradient_budget
+from pate_torch.planning.choice import Choice, PlanEvaluator, PlanReport, format_report, get_parameters, select_best
 from pate_torch.planning.pilot import Pilot, PilotConfig
-from pate_torch.planning.report import PlanReport, format_report
 from pate_torch.privacy.accounts import Account
-from pate_torch.privacy.ledger import Ledger
 
 SWEEP_KEYS = (
     *("num_teachers", "num_queries", "mechanism"),
     *("mechanism.sigma", "mechanism.screen_sigma", "mechanism.threshold"),
 )
-"""Keys that may list several values: those the table shows."""
+"""Keys that may list several values. The table of the plan has a column for each of them."""
 MAX_ROWS = 60
-PILOT_ADVICE = "Name a public benchmark, or a file of your own in a hydra.searchpath that says dataset.benchmark=true."
+PILOT_ADVICE = "Set it to a public benchmark, or to a data set file in your hydra.searchpath with benchmark: true."
 DEFAULT_NUM_CLASSES = 2
 
 Settings = tuple[str, ...]
@@ -62,9 +62,9 @@ Axes = dict[str, Settings]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="pate plan", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="as for train.py, and pilot.*")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of train.py, and pilot.*")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args(arguments)
 
@@ -76,19 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plan(settings: Sequence[str]) -> PlanReport:
-    """Evaluate what these settings of train.py choose.
-
-    Raises:
-        ValueError: A setting is wrong (or one of Hydra's own errors).
-    """
+    """Evaluate all choices that these settings of train.py describe. Raise ValueError if a setting is wrong."""
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
     with hydra_config.open_configuration():
         base = compose_plan((*fixed_settings, *(f"{key}={values[0]}" for key, values in axes.items())))
-        facts, account, terms = base.dataset.declared_facts(), _find_account(base), base.privacy
+        facts, account, terms = base.dataset.declared_facts(), find_account(base.root, base.dataset.name), base.privacy
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
-            problem = "sets mechanism.sigma; sweep one of them"
-            raise checks.error("privacy.target_epsilon", terms.target_epsilon, problem)
+            problem = "cannot be combined with a list for mechanism.sigma, because it determines mechanism.sigma"
+            raise checks.error("privacy.target_epsilon", terms.target_epsilon, problem, "Omit one of the two keys.")
         num_classes = facts.num_classes or options.num_classes or DEFAULT_NUM_CLASSES
         pilot = None if options.dataset is None else _make_pilot(options, base, num_classes, fixed_settings)
         if not axes and "experiment" not in keys:
@@ -107,19 +103,21 @@ def plan(settings: Sequence[str]) -> PlanReport:
 
 
 def compose_plan(settings: Settings) -> RunConfig:
-    """Compose the configuration that train.py would run; raises ValueError if there is nothing to plan."""
+    """Compose the configuration of a run of train.py. Raise ValueError if the method cannot be planned."""
     return _build_plan(compose("config", overrides=list(settings)))
 
 
 def _build_plan(cfg: DictConfig) -> RunConfig:
     plan = hydra_config.build_run_config(cfg, Path("."))
     if isinstance(plan.method, VotesFile):
-        raise checks.error("votes", str(plan.method.path), "are private", "Give teachers=<how many>.")
+        problem = "must not be set, because votes are private and a plan reads only public facts"
+        raise checks.error("votes", str(plan.method.path), problem, "Set teachers=<number of teachers> instead.")
     if plan.labels is not None:
-        raise checks.error("labels", plan.labels, "are paid for", "There is nothing to plan: run train.py.")
+        problem = "must not be set, because the labels of a stored release cost nothing"
+        raise checks.error("labels", plan.labels, problem, "Run train.py with these settings.")
     if not isinstance(plan.method, VotingMethod | GradientMethod):
-        fix = "Set privacy.target_epsilon in train.py to have its noise found."
-        raise checks.error("method", plan.method.name, "has no teachers to plan", fix)
+        fix = "Set privacy.target_epsilon in train.py to calibrate the noise of this method."
+        raise checks.error("method", plan.method.name, "cannot be planned: it has no teachers", fix)
     return plan
 
 
@@ -128,29 +126,29 @@ def _get_key(setting: str) -> str:
 
 
 def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Settings]:
-    """Split settings into the pilot's options, the values of each key that has several, and the other settings."""
+    """Split settings into options of the pilot, keys with a list of values, and all other settings."""
     options, axes, fixed_settings = dict[str, Any](), Axes(), dict[str, str]()
     for setting in settings:
         setting = f"num_{setting}" if setting.startswith("teachers=") else setting
         if "=" not in setting and not setting.startswith("~"):
-            raise ValueError(f"{setting!r}: must be key=value, as for train.py")
+            raise ValueError(f"{setting!r}: must be a setting key=value of train.py")
         override, key = OverridesParser.create().parse_override(setting), _get_key(setting)
         if key in axes or key in fixed_settings:
-            raise ValueError(f"{key}: given twice")
+            raise ValueError(f"{key}: is set twice. Set it once, for example to a list {key}=1,2.")
         if key.startswith("pilot."):
             name = checks.one_of("pilot key", key.removeprefix("pilot."), [f.name for f in fields(PilotConfig)])
             options[name] = override.value()
         elif not override.is_sweep_override():
             fixed_settings[key] = setting
         elif key not in SWEEP_KEYS or not override.is_discrete_sweep():
-            raise ValueError(f"{key}: must have one value here; lists and ranges are for {', '.join(SWEEP_KEYS)}")
+            raise ValueError(f"{key}: must have one value. Lists and ranges are allowed for {', '.join(SWEEP_KEYS)}.")
         else:
             axes[key] = tuple(str(value) for value in override.sweep_string_iterator())
     return PilotConfig(**options), axes, tuple(fixed_settings.values())
 
 
 def make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bool) -> Axes:
-    """Halve and double the sigma that the user left open, and K if a pilot tells what it does to labels."""
+    """Make the default lists: half, one and two times sigma and, with a pilot, K, unless the user set the key."""
     method, axes = base.method, Axes()
     assert isinstance(method, LabelingMethod)
     if "num_teachers" not in explicit_keys and method.ensemble_size and has_pilot:
@@ -163,10 +161,10 @@ def make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bo
 
 
 def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Iterator[tuple[RunConfig, Settings]]:
-    """Compose every combination. A recommended threshold is for the recommended K, and scales with K."""
+    """Compose every combination. A recommended threshold is valid for the recommended K, and is scaled with K."""
     num_rows = math.prod(map(len, axes.values()))
     if num_rows > MAX_ROWS:
-        raise ValueError(f"{num_rows} combinations: must be at most {MAX_ROWS}")
+        raise ValueError(f"{', '.join(axes)}: {num_rows} combinations, but at most {MAX_ROWS} are allowed")
     for values in itertools.product(*axes.values()):
         settings = (*fixed_settings, *(f"{key}={value}" for key, value in zip(axes, values, strict=True)))
         cfg = compose("config", overrides=list(settings))
@@ -179,7 +177,7 @@ def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Itera
 
 
 def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_settings: Settings) -> Pilot:
-    """Load the public data set that is named; refuse the one that is planned for."""
+    """Load the public data set of the pilot. Raise ValueError if it may hold the private records of the plan."""
 
     def refuse(problem: str) -> ValueError:
         return checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
@@ -193,49 +191,42 @@ def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_s
     try:
         cfg = compose("config", overrides=overrides)
     except MissingConfigException as error:
-        raise refuse("is no data set here") from error
+        raise refuse("does not exist in the configuration") from error
     source: DatasetSource = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
     facts = source.declared_facts()
     are_other_files = facts.paths and planned_facts.paths and not facts.paths & planned_facts.paths
     if facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files):
-        raise refuse("holds the very records that this plan must not look at, unless each has its own dataset.path")
+        raise refuse("must not hold the private records of the plan: both data sets need a different dataset.path")
     if not facts.is_benchmark:
-        raise refuse("is not declared as public, and a plan looks at no private record")
+        raise refuse("must be declared as public, because a plan reads no private record")
     if planned_facts.num_private is None:
-        fix = "Set it to about how many private records there are."
-        raise checks.error("dataset.nominal_size", None, "must be declared for pilot.dataset", fix)
+        fix = "Set it to the approximate number of private records."
+        raise checks.error("dataset.nominal_size", None, "must be set together with pilot.dataset", fix)
     data = source.load()
     if data.evaluation.pool_y is None or data.spec.num_classes != num_classes:
-        has = "points of unknown classes" if data.evaluation.pool_y is None else f"{data.spec.num_classes} classes"
-        raise refuse(f"has {has}: must have public points of {num_classes} known classes")
+        actual = "no labels" if data.evaluation.pool_y is None else f"labels of {data.spec.num_classes} classes"
+        raise refuse(f"must have public points with labels of {num_classes} classes, but has {actual}")
     if isinstance(base.dataset, EncodedDataset):
         data = replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return Pilot(options, data, planned_facts.num_private, base.seed)
 
 
-def _find_account(base: RunConfig) -> Account | None:
-    if not base.ledger_path.exists():
-        return None
-    with Ledger(base.ledger_path, create=False, readonly=True) as ledger:
-        return {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
-
-
 def _make_notes(facts: SourceFacts, account: Account | None, options: PilotConfig) -> Iterator[str]:
     if facts.num_classes is None and options.num_classes is None:
-        yield f"The classes are not declared (dataset.classes, pilot.num_classes): {DEFAULT_NUM_CLASSES} are assumed."
+        yield f"{DEFAULT_NUM_CLASSES} classes are assumed. Declare them by dataset.classes or pilot.num_classes."
     if facts.num_private is None:
-        yield "How many private records there are is not declared (dataset.nominal_size): shards are unknown."
+        yield "Shard sizes are unknown. Declare the number of private records by dataset.nominal_size."
     if options.dataset is not None:
-        yield f"Tried on {options.dataset}: the forecast is as good as these public data are like yours."
+        yield f"The forecasts are measured on {options.dataset}, and apply to data that resemble it."
     if account is not None:
         spent = "no total (NOT PRIVATE)" if account.guarantee is None else f"epsilon {account.guarantee.epsilon:.4g}"
-        state = f"{'closed, ' if account.is_closed else ''}has spent {spent} of {account.budget_epsilon:g}"
+        state = f"{'is closed, and ' if account.is_closed else ''}has spent {spent} of {account.budget_epsilon:g}"
         terms = f"at delta {format_delta(account.delta)}, {account.adjacency}"
-        yield f"Account {account.name} {state} {terms}; what is left holds what fits."
+        yield f"Account {account.name} {state} {terms}. The column fits refers to the remaining budget."
 
 
 def _suggest_gradients(plans: Mapping[Choice, RunConfig], facts: SourceFacts) -> Iterator[str]:
-    """Suggest per-record gradients at the price of the best choice of teachers, if records bear their noise."""
+    """Suggest per-record gradients at the price of the best choice of teachers, unless noise outweighs gradients."""
     affordable = [choice for choice in plans if choice.epsilon and choice.verdict != "over"]
     choice = select_best(tuple(plans)) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
     if choice is None or facts.num_private is None:
@@ -244,8 +235,8 @@ def _suggest_gradients(plans: Mapping[Choice, RunConfig], facts: SourceFacts) ->
     if not isinstance(plan.method, TeacherVotes):
         return
     priced_plan = replace(plan, method=plan.method.calibrate(terms.target_epsilon, terms.delta))
-    gradients = alternatives.match_label_price(priced_plan, facts.num_private, facts.num_public)
+    gradients = gradient_budget.match_label_price(priced_plan, facts.num_private, facts.num_public)
     if gradients is not None and not gradients.is_noise_dominated:
         is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
-        settings = alternatives.gradient_overrides(plan, gradients, False if is_encoded else None, is_encoded)
-        yield alternatives.suggest_gradients(gradients, settings)
+        settings = gradient_budget.gradient_overrides(plan, gradients, False if is_encoded else None, is_encoded)
+        yield gradient_budget.suggest_gradients(gradients, settings)

@@ -1,4 +1,4 @@
-"""Apply a released student to a table, or to image files, and print a table of labels and probabilities.
+"""Predict the records of a table or image files by a released student. The output is a CSV table.
 
 pate predict outputs/runs/clinic/gaussian/<run> new.csv > predictions.csv
 """
@@ -23,11 +23,7 @@ from pate_torch.students.store import load_student
 
 
 def read_table(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:
-    """Names and encoded rows of a table's records.
-
-    Raises:
-        ValueError: The student or the table does not fit; names the columns and values.
-    """
+    """Read the names and the encoded rows of a table's records."""
     quotes = not options.no_quotes
     table = table_files.read_table("records", file, options.separator, columns=options.columns, quotes=quotes)
     if options.id is not None:
@@ -35,19 +31,15 @@ def read_table(student: Student, file: Path, options: argparse.Namespace) -> tup
     x = student.encode(table, unknown=options.unknown)
     unused = [] if student.spec.schema is None else student.spec.schema.find_unused_columns(table)
     if unused := [name for name in unused if name != options.id]:
-        print(f"Not used: {', '.join(unused)}.", file=sys.stderr)
+        print(f"Ignored columns: {', '.join(unused)}.", file=sys.stderr)
     return table[options.id] if options.id is not None else [str(row) for row in range(len(x))], x
 
 
 def read_images(student: Student, path: Path, _: argparse.Namespace) -> tuple[list[str], Tensor]:
-    """Names and pixels of image files.
-
-    Raises:
-        ValueError: There are none, or one cannot be read.
-    """
+    """Read the names and the pixels of image files."""
     files = image_folder.list_image_files(path) if path.is_dir() else [path]
     if not files:
-        raise checks.error("records", str(path), "is a folder without images")
+        raise checks.error("records", str(path), "must be an image or a folder that contains images")
     encoder = student.spec.encoder
     spec = student.spec if encoder is None or encoder.points is None else encoder.points
     x = torch.stack([image_folder.read_image("records", file, spec.input_shape, spec.resize) for file in files])
@@ -55,7 +47,7 @@ def read_images(student: Student, path: Path, _: argparse.Namespace) -> tuple[li
 
 
 def format_predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
-    """A CSV table of the name, the likeliest class and the class probabilities of each record."""
+    """Format a CSV table with the name, the most probable class and the class probabilities of each record."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["id", "label", *(f"probability_{name}" for name in student.class_names)])
@@ -66,18 +58,22 @@ def format_predictions(student: Student, names: Sequence[str], x: Tensor) -> str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``pate predict``; its exit code. 2: the student or the records cannot be read."""
-    parser = argparse.ArgumentParser(prog="pate predict", description="What a released student says of new records.")
-    parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
-    parser.add_argument("records", type=Path, help="a CSV or Parquet file, an image, or a folder of images")
-    parser.add_argument("--id", metavar="COLUMN", help="names the rows of the result (default: 0, 1, ... in order)")
-    parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help="how new categories are encoded")
-    parser.add_argument("--separator", default=",", help="between the values of a CSV file")
-    parser.add_argument("--columns", type=lambda names: names.split(","), help="names, if the file has no header")
+    """Run the command and return its exit code, or 2 if the student or the records cannot be read."""
+    parser = argparse.ArgumentParser(prog="pate predict", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of a run or a release, or file of a student")
+    parser.add_argument("records", type=Path, help="CSV or Parquet file, image, or folder of images")
+    parser.add_argument(
+        "--id", metavar="COLUMN", help="column that names the rows of the result (default: row numbers)"
+    )
+    unknown_help = "encoding of categories that the student does not know (default: an error)"
+    parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help=unknown_help)
+    parser.add_argument("--separator", default=",", help="separator of the values in a CSV file (default: a comma)")
+    columns_help = "names of the columns, separated by commas, if the file has no header"
+    parser.add_argument("--columns", type=lambda names: names.split(","), help=columns_help)
     parser.add_argument("--no-quotes", action="store_true", help="read quotation marks as part of values")
-    parser.add_argument("--weights", help="file of the encoder, if it was not published with the student")
-    parser.add_argument("--tokenizer", help="of the encoder, likewise")
-    parser.add_argument("--output", type=Path, help="where to write (default: the terminal)")
+    parser.add_argument("--weights", help="file of the encoder's weights, if the release does not contain them")
+    parser.add_argument("--tokenizer", help="file of the encoder's tokenizer, if the release does not contain it")
+    parser.add_argument("--output", type=Path, help="file for the table (default: the terminal)")
     options = parser.parse_args(arguments)
     try:
         if not options.records.exists():

@@ -1,7 +1,7 @@
-"""The training command: what ``python train.py`` and ``pate train`` run.
+"""The training command, which is run by ``python train.py`` and ``pate train``.
 
-Exit codes: 0 done; 2 a choice that is refused, or a disk that is full or read-only (one line that names the key, the
-value, what is allowed and what to do); 1 anything else. HYDRA_FULL_ERROR=1 shows a traceback for exit code 2, too.
+The exit code is 0 for success; 2 for a refused setting or a full or read-only disk, with one line that names the key,
+the value and the remedy; and 1 for any other error. HYDRA_FULL_ERROR=1 also shows a traceback for exit code 2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.config import Study
 from pate_torch.core import checks
 from pate_torch.core.run_folders import find_config_folder
-from pate_torch.planning.alternatives import suggest_settings
+from pate_torch.planning.gradient_budget import suggest_settings
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 _shows_traceback = False
@@ -39,7 +39,7 @@ def _run_config(cfg: DictConfig) -> None:
             pipeline.run(config, suggest_settings)
         else:
             hydra_config.instantiate_component(cfg, "study", Study).run(config)
-    except Exception as error:  # here, because Hydra would print a line of its own on the way
+    except Exception as error:  # caught here, because Hydra would print an additional line
         if _shows_traceback or isinstance(error, BrokenPipeError):
             raise
         if isinstance(error, ValueError | FloatingPointError | OSError | SafetensorError):
@@ -50,14 +50,14 @@ def _run_config(cfg: DictConfig) -> None:
 
 
 def train() -> int:
-    """Run the training command on ``sys.argv``; its exit code."""
+    """Run the training command on ``sys.argv`` and return its exit code."""
     global _shows_traceback
     hydra_config.register_components()
-    if int(os.environ.get("RANK", "0")) > 0:  # one rank writes the run's folder and log
+    if int(os.environ.get("RANK", "0")) > 0:  # only rank 0 writes the folder and the log of the run
         sys.argv += ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     saved_value = os.environ.get(FULL_ERROR)
     _shows_traceback = saved_value not in (None, "", "0")
-    os.environ[FULL_ERROR] = "1"  # makes Hydra raise: what is shown of an error is decided here
+    os.environ[FULL_ERROR] = "1"  # Hydra then raises its errors, and this module formats them
     try:
         with hydra_config.refuse_names_of_components():
             _run_config()
@@ -68,8 +68,8 @@ def train() -> int:
             raise
         message = format_error(error)
         if not isinstance(error, HydraException | OmegaConfBaseException | OSError) and "=" not in message:
-            # A complaint of Hydra's own, which names no key.
-            message = f"{message.rstrip('.')}. One of these is wrong: {' '.join(sys.argv[1:])}."
+            # An error of Hydra that does not name the key.
+            message = f"{message.rstrip('.')}. One of these settings is wrong: {' '.join(sys.argv[1:])}."
         print(f"error: {message}", file=sys.stderr)
         return 2
     finally:
@@ -80,7 +80,7 @@ def train() -> int:
 
 
 def run_or_refuse(command: Callable[[], None]) -> int:
-    """Run a command; its exit code. 2: it refuses what the user asks for, in one line."""
+    """Run a command and return its exit code. If it refuses an argument, print one line and return 2."""
     try:
         command()
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
@@ -90,14 +90,14 @@ def run_or_refuse(command: Callable[[], None]) -> int:
 
 
 def format_error(error: BaseException) -> str:
-    """One line for the user: the key, what is allowed, what to do. Hydra and OmegaConf take several."""
+    """Format an error as one line for the user: the key, the allowed values and the remedy."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
         try:
             checks.one_of(group, name, error.options)
         except ValueError as refusal:
             return str(refusal)
-        return str(checks.error(group, name, "cannot be read", f"Look at conf/{group}/{name}.yaml."))
+        return str(checks.error(group, name, "cannot be read", f"Check the file {group}/{name}.yaml."))
     cause = error.__cause__ if isinstance(error, HydraException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return _format_unknown_key(cause, cause.parent_node)
@@ -109,13 +109,13 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, OSError | SafetensorError) and not isinstance(error, ChildProcessError):
         if isinstance(error, OSError) and error.filename is not None:
             text = f"{error.filename}: {error.strerror}"
-        fix = "free some space, or make the folder writable (PATE_HOME or paths.root names another), then run again."
-        return f"{text}. What was charged stays charged; {fix}"
+        fix = "Free some space or make the folder writable (or set PATE_HOME or paths.root), and run the command again."
+        return f"{text}. All charges stay charged. {fix}"
     return text
 
 
 def _format_unknown_key(error: ConfigAttributeError | ConfigKeyError, parent: DictConfig) -> str:
-    """Name the key that does not exist, those that do, the likeliest of them, and how to add a key."""
+    """Format the error for a key that does not exist, with the existing keys and a suggestion."""
     key, keys = str(error.full_key), [str(name) for name in parent if name not in ("hydra", "recommended")]
     overrides = [word for word in sys.argv[1:] if f"{key}.".startswith(f"{word.partition('=')[0]}.")]
     override = max(overrides, key=len, default=key)
@@ -123,4 +123,4 @@ def _format_unknown_key(error: ConfigAttributeError | ConfigKeyError, parent: Di
     suggestions = [f"{name}.{key}" for name, group in groups.items() if isinstance(group, DictConfig) and key in group]
     suggestions = suggestions or difflib.get_close_matches(str(error.key), keys, n=1)
     hint = f"Did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
-    return f"{key}: no such key (there are {', '.join(keys) or 'none'}). {hint}To add one all the same: '+{override}'."
+    return f"{key}: no such key (existing keys: {', '.join(keys) or 'none'}). {hint}To add the key, set '+{override}'."

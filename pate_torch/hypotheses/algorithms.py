@@ -1,4 +1,4 @@
-"""The algorithms of ``pate learn``, their problems of two classes, and their prices.
+"""The algorithms of ``pate learn`` with their two-class problems and their prices.
 
 An algorithm that answers queries labels public points. The released hypothesis is the empirical risk minimizer on these
 labels, which is post-processing.
@@ -16,17 +16,8 @@ import numpy as np
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.hypotheses import exponential, prediction
-from pate_torch.hypotheses.classes import (
-    HalfPlanes,
-    HypothesisClass,
-    Intervals,
-    Stump,
-    Stumps,
-    Thresholds,
-    compute_cuts,
-    fit_erm,
-)
+from pate_torch.hypotheses import classes, exponential, prediction
+from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps
 from pate_torch.hypotheses.sample import Floats, Sample
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import NoiseProvider
@@ -44,14 +35,14 @@ def _option(default: Any, description: str, choices: tuple[str, ...] | None = No
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
-    """The options of all algorithms, as on the command line. Each algorithm uses some of them."""
+    """Options of ``pate learn``. Each algorithm uses some of the options."""
 
     hypotheses: str = _option("stumps", "hypothesis class", HYPOTHESIS_CLASSES)
     epsilon: float = _option(1.0, "epsilon of the whole release")
-    alpha: float = _option(0.1, "excess error that the theorem promises")
-    beta: float = _option(0.1, "probability that the excess error is larger")
-    points: int | None = _option(None, "number of public points that are used or labeled; depends on the algorithm")
-    constants: str = _option("paper", "private-prediction: those of the paper, or smaller ones", ("paper", "sharp"))
+    alpha: float = _option(0.1, "excess error of the theorem; private-prediction: a quarter of the promised error")
+    beta: float = _option(0.1, "sspp: probability that the excess error is larger")
+    points: int | None = _option(None, "number of public points (default: sspp 1000, private-prediction 20)")
+    constants: str = _option("paper", "private-prediction: constants of the paper or sharp ones", ("paper", "sharp"))
     cuts: int = _option(20, "exponential: number of thresholds for each feature")
     radius: float = _option(3.0, "convex: radius of the ball of parameters")
     ridge: float = _option(0.05, "convex: weight of the penalty on the parameters")
@@ -70,15 +61,15 @@ class LearnOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Problem:
-    """PRIVATE. Records of two classes, public points, and the options.
+    """PRIVATE. Records of two classes with public points and options.
 
     Attributes:
         hypotheses: Hypothesis class.
         sample: PRIVATE. Records.
         public_x: Public points, not normalized, float64 [P, D].
-        scaled_sample: PRIVATE. Records with normalized features and an intercept, for linear models. Rows have norm 1
-            at most, as far as public points show.
-        options: Options, where epsilon is the share of this problem.
+        scaled_sample: PRIVATE. Records for linear models, with normalized features and an intercept, divided by the
+            largest norm of a public point.
+        options: Options. Their epsilon is the share of this problem.
     """
 
     hypotheses: HypothesisClass
@@ -88,32 +79,32 @@ class Problem:
     options: LearnOptions
 
     def select_points(self, default: int) -> Floats:
-        """Select the public points that the algorithm uses. Their number is ``default`` if the options have none."""
+        """Select the first ``options.points`` public points, or the first ``default`` points if the option is None."""
         num_points = self.options.points
         if num_points is not None and num_points > len(self.public_x):
             raise checks.error("points", num_points, f"must be at most {len(self.public_x)}, the size of the pool")
         return self.public_x[: default if num_points is None else num_points]
 
     def make_quantile_hypotheses(self) -> Sequence[Any]:
-        """Make a finite class: hypotheses with thresholds between quantiles of each feature of the public points."""
+        """Make a finite class of hypotheses with thresholds between quantiles of the features of the public points."""
         grid = np.quantile(self.public_x, np.linspace(0, 1, self.options.cuts + 1), axis=0)
         if not isinstance(self.hypotheses, Stumps):
             return self.hypotheses.enumerate_representatives(np.unique(grid, axis=0))
-        cuts = [(feature, float(t)) for feature in range(grid.shape[1]) for t in compute_cuts(grid[:, feature])[1:-1]]
+        cuts = [(j, float(t)) for j in range(grid.shape[1]) for t in classes.compute_cuts(grid[:, j])[1:-1]]
         return [Stump(*cut, is_above) for cut in [(0, -np.inf), *cuts] for is_above in (True, False)]
 
 
 def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
-    """Make the class of that name. Raise ValueError if it takes another number of features."""
+    """Make the hypothesis class of this name. Raise ValueError if the class needs another number of features."""
     expected_features, make_class = {
-        "thresholds": (1, Thresholds),
-        "intervals": (1, Intervals),
-        "half-planes": (2, HalfPlanes),
+        "thresholds": (1, classes.Thresholds),
+        "intervals": (1, classes.Intervals),
+        "half-planes": (2, classes.HalfPlanes),
     }.get(name, (num_features, lambda: Stumps(num_features)))
     if num_features != expected_features:
-        message = f"takes {expected_features} feature(s), and the records have {num_features}"
+        problem = f"takes {expected_features} feature(s), but the records have {num_features}"
         fix = "Select features by dataset.features=[...], or use --hypotheses stumps."
-        raise checks.error("hypotheses", name, message, fix)
+        raise checks.error("hypotheses", name, problem, fix)
     return make_class()
 
 
@@ -121,21 +112,19 @@ def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOp
     """Make one problem for two classes, or one problem for each class against the rest, with equal shares of epsilon.
 
     Args:
-        records: PRIVATE. Records, or as many placeholders. A permutation of their positions decides their order.
+        records: PRIVATE. Records, or the same number of placeholders. A permutation that depends only on their number
+            and on ``seed`` determines their order.
         facts: Public facts, with the public points.
-        options: Options of all problems together.
+        options: Options. All problems together cost ``options.epsilon``.
         seed: Seed of the permutation.
-
-    Raises:
-        ValueError: The records are images, the units are groups, or the class takes other features.
     """
     spec = facts.spec
     if facts.unit not in ("record", LABEL_UNIT):
         problem = f"protects single records, but the privacy unit is {facts.unit}"
-        raise checks.error("partition", "replace_one", problem, "Leave out dataset.group.")
+        raise checks.error("partition", "replace_one", problem, "Omit dataset.group.")
     if len(spec.input_shape) != 1:
         problem = "must be a table of features for these algorithms"
-        raise checks.error("dataset.name", spec.name, problem, "Train networks on images by pate train.")
+        raise checks.error("dataset.name", spec.name, problem, "For images, use pate train.")
     order = make_numpy_generator(seed, "learn", "order").permutation(len(records))
     private_x, label_N = records.x.double().numpy()[order], records.y.numpy()[order]
     labels = [1] if spec.num_classes == 2 else list(range(spec.num_classes))
@@ -153,7 +142,7 @@ def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOp
 
 
 def compute_max_norm(facts: DatasetFacts) -> float:
-    """Compute the largest norm of a public point, in normalized features with an intercept."""
+    """Compute the largest norm of a public point with normalized features and an intercept."""
     return float(np.linalg.norm(_add_intercept(facts, facts.pool.x.double().numpy()), axis=1).max())
 
 
@@ -170,11 +159,11 @@ class Algorithm:
     """One of the papers' algorithms.
 
     Attributes:
-        learn: Function that learns a hypothesis of a problem and charges the noise provider.
+        learn: Function of a problem and a noise provider that charges the provider and returns a hypothesis.
         compute_size: Function of the options and the VC dimension (for a linear model the number of parameters) that
             returns the number of records that the theorem needs, and the promise of the theorem.
         description: Source and method in words.
-        is_linear: Whether the hypothesis is a vector of parameters instead of a hypothesis of the class.
+        is_linear: Whether the hypothesis is a parameter vector of a linear model.
     """
 
     learn: Callable[[Problem, NoiseProvider], Any]
@@ -187,10 +176,6 @@ def _select_options(p: Problem, *names: str) -> dict[str, Any]:
     return {name: getattr(p.options, name) for name in names}
 
 
-def _format_promise(c: LearnOptions) -> str:
-    return f"excess error {c.alpha:g} with probability {1 - c.beta:g}"
-
-
 def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
     options = _select_options(p, "epsilon", "alpha", "beta")
     return exponential.run_sspp(p.hypotheses, p.sample, p.select_points(1000), **options, budget=budget).hypothesis
@@ -199,7 +184,7 @@ def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
 def _compute_sspp_size(c: LearnOptions, d: int) -> tuple[float, str]:
     points = exponential.compute_sspp_public_size(d, alpha=c.alpha, beta=c.beta)
     n = exponential.compute_sspp_private_size(d, epsilon=c.epsilon, alpha=c.alpha, beta=c.beta)
-    return n, f"{_format_promise(c)}, from {points:,} public points on"
+    return n, f"excess error {c.alpha:g} with probability {1 - c.beta:g}, for at least {points:,} public points"
 
 
 def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
@@ -223,14 +208,14 @@ def _compute_convex_size(c: LearnOptions, d: int) -> tuple[float, str]:
     return n, f"excess mean loss {c.alpha:g}"
 
 
-def _learn_private_prediction(p: Problem, budget: NoiseProvider) -> Any:
+def _learn_prediction(p: Problem, budget: NoiseProvider) -> Any:
     x_Q, options = p.select_points(20), _select_options(p, "alpha", "constants")
     options["epsilon"] = p.options.epsilon / len(x_Q)
     predictions = prediction.run_private_prediction(p.hypotheses, p.sample, x_Q, **options, budget=budget)
-    return fit_erm(p.hypotheses, x_Q, predictions.label_Q)
+    return classes.fit_erm(p.hypotheses, x_Q, predictions.label_Q)
 
 
-def _compute_private_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
+def _compute_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
     m = c.points or 20
     gamma = prediction.compute_flipping_gamma(c.epsilon / m, c.alpha, c.constants)
     n = prediction.compute_stable_predictor_size(d, gamma=gamma, alpha=c.alpha)
@@ -238,16 +223,10 @@ def _compute_private_prediction_size(c: LearnOptions, d: int) -> tuple[float, st
 
 
 ALGORITHMS = {
-    "sspp": Algorithm(
-        _learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: the best labeling of the public points on the records"
-    ),
-    "exponential": Algorithm(
-        _learn_exponential, _compute_exponential_size, "WLF16 Algorithm 1: the best of a finite class"
-    ),
+    "sspp": Algorithm(_learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: one dichotomy of the public points"),
+    "exponential": Algorithm(_learn_exponential, _compute_exponential_size, "WLF16 Algorithm 1: finite classes"),
     "convex": Algorithm(_learn_convex, _compute_convex_size, "WLF16 Proposition 19: logistic regression", True),
-    "private-prediction": Algorithm(
-        _learn_private_prediction, _compute_private_prediction_size, "DF20 Corollary 1: stable predictions, flipped"
-    ),
+    "private-prediction": Algorithm(_learn_prediction, _compute_prediction_size, "DF20 Corollary 1: noisy predictions"),
 }
 
 
@@ -261,22 +240,21 @@ class _PriceSignal(Exception):
 
 @dataclass(frozen=True)
 class _PriceProbe:
-    """A noise provider that stops an algorithm before its first draw, and passes on the price."""
+    """Noise provider that stops an algorithm at its charge, by an exception with the charged events."""
 
     kind: str
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Accept every adjacency, because the account checks it when the release is charged."""
+        """Accept every adjacency. The account checks the adjacency when the release is charged."""
 
     @contextmanager
     def spend(self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = "") -> Iterator[Any]:
-        """Stop the algorithm."""
         raise _PriceSignal(tuple(events))
         yield  # makes this function a generator
 
 
 def plan_events(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
-    """Compute the events that the algorithm would charge for this problem, without a draw.
+    """Compute the events that the algorithm would charge for this problem, without drawing noise.
 
     Raises:
         ValueError: The algorithm cannot solve the problem.
@@ -285,4 +263,4 @@ def plan_events(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[Priv
         algorithm.learn(problem, _PriceProbe(kind))
     except _PriceSignal as signal:
         return signal.events
-    return ()  # free, because the class has a single dichotomy of the public points
+    return ()  # nothing is charged if the class has a single dichotomy of the public points

@@ -1,4 +1,4 @@
-"""Hypothesis classes small enough to enumerate: every dichotomy of a set of points, each once.
+"""Hypothesis classes that enumerate one hypothesis for each dichotomy of a set of points.
 
 The *dichotomies* of a class on points x_1..x_n are the distinct label vectors (h(x_1), ..., h(x_n)); Sauer and Shelah
 bound their number (``sample.compute_log_sauer_shelah``). The privacy proofs count each dichotomy once, because a

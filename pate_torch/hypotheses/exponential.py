@@ -15,23 +15,14 @@ from scipy.special import expit
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.hypotheses import sample as samples
 from pate_torch.hypotheses.classes import HypothesisClass
-from pate_torch.hypotheses.sample import (
-    Floats,
-    Ints,
-    Sample,
-    charge_events,
-    check_points,
-    compute_log_sauer_shelah,
-    compute_net_size,
-    compute_uniform_size,
-    warn_below_guarantee,
-)
+from pate_torch.hypotheses.sample import Floats, Ints, Sample
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
 VACUOUS_ALPHA = 0.5
-"""An excess error that every hypothesis attains, so that a promise of it says nothing."""
+"""Default excess error. Its promise is so weak that only very small samples cause a warning."""
 
 MIN_ACCEPTANCE_RATE = 1e-4
 """Smallest acceptance rate of proposals that ``run_logistic_exponential`` allows."""
@@ -77,7 +68,7 @@ def run_exponential_mechanism(
     ``alpha``. A single candidate is free of charge.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public; error counts have sensitivity 1.
-        (WLF16 prints 2/n for mean losses in [0, 1], which would spend half the budget only.)
+        (WLF16 prints the sensitivity 2/n for mean losses in [0, 1], which would use only half of the budget.)
     Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss; bounded range: Cesar & Rogers 2021.
     """
     checks.between("alpha", alpha, 0, 1, exclusive=True)
@@ -85,12 +76,12 @@ def run_exponential_mechanism(
     if len(candidates) == 0:
         raise checks.error("candidates", [], "must hold at least one hypothesis")
     min_n = compute_finite_size(len(candidates), epsilon=epsilon, alpha=alpha)
-    warn_below_guarantee("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", min_n)])
+    samples.warn_below_guarantee("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", min_n)])
     return _choose(hypotheses, candidates, sample, epsilon, budget)
 
 
 def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample) -> Ints:
-    """PRIVATE. Count the errors of each candidate: one replaced record changes each count by at most 1."""
+    """PRIVATE. Count the errors of each candidate. One replaced record changes each count by at most 1."""
     return hypotheses.count_errors(candidates, sample.x, sample.y)
 
 
@@ -101,7 +92,7 @@ def _choose(
     if len(candidates) == 1:
         return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
-    with charge_events(budget, events, "exponential mechanism") as spending:
+    with samples.charge_events(budget, events, "exponential mechanism") as spending:
         index = draw_gumbel_max(-(errors / sample.n), epsilon * sample.n / 2, spending.noise)
     return ChosenHypothesis(candidates[index], index, events)
 
@@ -111,7 +102,7 @@ def _choose(
 
 def compute_sspp_public_size(vc_dimension: int, *, alpha: float, beta: float) -> int:
     """Compute how many public points give a cover within alpha/4 with probability 1 - beta/3."""
-    return compute_net_size(alpha / 4, beta / 3, vc_dimension)
+    return samples.compute_net_size(alpha / 4, beta / 3, vc_dimension)
 
 
 def compute_sspp_private_size(
@@ -126,9 +117,9 @@ def compute_sspp_private_size(
     Source: NB20 appendix B.2 (after Alon, Bassily & Moran 2019), with explicit constants.
     """
     num_points = max(num_public, compute_sspp_public_size(vc_dimension, alpha=alpha, beta=beta))
-    log_cover = compute_log_sauer_shelah(num_points, vc_dimension)
+    log_cover = samples.compute_log_sauer_shelah(num_points, vc_dimension)
     mechanism_size = 8 * (log_cover + math.log(3 / beta)) / (epsilon * alpha)
-    return max(math.ceil(mechanism_size), compute_uniform_size(alpha / 4, beta / 3, vc_dimension))
+    return max(math.ceil(mechanism_size), samples.compute_uniform_size(alpha / 4, beta / 3, vc_dimension))
 
 
 def run_sspp(
@@ -143,25 +134,22 @@ def run_sspp(
 ) -> ChosenHypothesis:
     """Choose among one hypothesis for each dichotomy of the *public* points by the errors on the sample.
 
-    The points [m, D] must be independent of the sample. If the class has a single dichotomy of them, its hypothesis is
-    free of charge. The function warns below ``compute_sspp_private_size`` and ``compute_sspp_public_size`` for excess
-    error alpha with probability 1 - beta.
+    The public points [m, D] must be independent of the sample. If the class has a single dichotomy of the points, its
+    hypothesis is free of charge. The function warns if there are fewer records than ``compute_sspp_private_size`` or
+    fewer public points than ``compute_sspp_public_size`` for excess error alpha with probability 1 - beta.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.
     """
     checks.positive("epsilon", epsilon)
-    public_x = check_points("public_x", public_x)
+    public_x = samples.check_points("public_x", public_x)
     if len(public_x) == 0:
         raise checks.error("public_x", [], "must hold at least one point")
     d, m = hypotheses.vc_dimension, len(public_x)
     min_n = compute_sspp_private_size(d, epsilon=epsilon, alpha=alpha, beta=beta, num_public=m)
-    warn_below_guarantee(
-        "SSPP",
-        sample.n,
-        [(f"excess error {alpha:g} with probability {1 - beta:g}", min_n)],
-        [("public points", m, compute_sspp_public_size(d, alpha=alpha, beta=beta))],
-    )
+    promises = [(f"excess error {alpha:g} with probability {1 - beta:g}", min_n)]
+    public_size = ("public points", m, compute_sspp_public_size(d, alpha=alpha, beta=beta))
+    samples.warn_below_guarantee("SSPP", sample.n, promises, [public_size])
     return _choose(hypotheses, hypotheses.enumerate_representatives(public_x), sample, epsilon, budget)
 
 
@@ -211,17 +199,16 @@ def run_logistic_exponential(
         checks.positive(key, value)
     if (acceptance_rate := compute_min_acceptance(radius, ridge)) < MIN_ACCEPTANCE_RATE:
         fix = f"Take ridge >= {0.25 / (2 * math.log(1 / MIN_ACCEPTANCE_RATE)):.2g}."
-        raise checks.error(
-            "ridge", ridge, f"may reject {1 / acceptance_rate:,.0f} proposals before one is accepted", fix
-        )
+        problem = f"is so small that {1 / acceptance_rate:,.0f} proposals may be rejected before one is accepted"
+        raise checks.error("ridge", ridge, problem, fix)
     dimension = sample.x.shape[1]
     if sample.n < (law_min_n := 2 * dimension / (epsilon * ridge * radius)):
         fix = f"Take n >= {math.ceil(law_min_n):,}, fewer features, or a larger ridge."
-        raise checks.error("sample.n", sample.n, "is so small that almost all proposals lie outside of the ball", fix)
+        raise checks.error("sample.n", sample.n, "is so small that most proposals lie outside the ball", fix)
     min_n = compute_convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
-    warn_below_guarantee("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", min_n)])
+    samples.warn_below_guarantee("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", min_n)])
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
-    with charge_events(budget, events, "convex exponential mechanism") as spending:
+    with samples.charge_events(budget, events, "convex exponential mechanism") as spending:
         theta = _draw_parameters(sample, radius, ridge, epsilon * sample.n / (2 * radius), spending.noise)
     return ChosenHypothesis(theta, -1, events)
 
@@ -260,7 +247,7 @@ def _draw_parameters(sample: Sample, radius: float, ridge: float, rate: float, n
 def _minimize_in_ball(
     objective: Callable[[Floats, float], tuple[float, Floats]], dimension: int, radius: float
 ) -> tuple[Floats, float]:
-    """Minimize J in the ball approximately. Return the point, and the multiplier of the constraint."""
+    """Minimize J in the ball approximately. Return the minimum point and the multiplier of the norm constraint."""
 
     def minimize_objective(extra_ridge: float) -> Floats:
         return minimize(objective, np.zeros(dimension), (extra_ridge,), jac=True, method="L-BFGS-B").x

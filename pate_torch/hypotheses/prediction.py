@@ -10,19 +10,9 @@ import torch
 
 from pate_torch.accounting.events import PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
+from pate_torch.hypotheses import sample as samples
 from pate_torch.hypotheses.classes import HypothesisClass
-from pate_torch.hypotheses.sample import (
-    Bools,
-    Floats,
-    Sample,
-    charge_events,
-    check_points,
-    compute_log_sauer_shelah,
-    compute_net_size,
-    compute_uniform_size,
-    draw_without_replacement,
-    warn_below_guarantee,
-)
+from pate_torch.hypotheses.sample import Bools, Floats, Sample
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
@@ -59,8 +49,8 @@ def compute_stable_predictor_size(vc_dimension: int, *, gamma: float, alpha: flo
 
     Source: DF20 Lemma 7 (with the net of ``compute_net_size``).
     """
-    subset_size = compute_net_size(alpha, alpha, vc_dimension)
-    mechanism_size = 2 * compute_log_sauer_shelah(subset_size, vc_dimension) / (gamma * alpha)
+    subset_size = samples.compute_net_size(alpha, alpha, vc_dimension)
+    mechanism_size = 2 * samples.compute_log_sauer_shelah(subset_size, vc_dimension) / (gamma * alpha)
     return math.ceil(max(subset_size / gamma, mechanism_size))
 
 
@@ -93,11 +83,11 @@ def run_private_prediction(
     subset_size: int | None = None,
     constants: str = "paper",
 ) -> Predictions:
-    """Predict h(x), h drawn from the dichotomies of a random subset by its errors on the whole sample, and flip it.
+    """Predict each query by a random hypothesis, and flip each answer with probability alpha.
 
-    Each query gets another subset and another draw (the stable predictor at ``compute_flipping_gamma``), and its answer
-    is flipped with probability alpha. The function warns if n is below ``compute_stable_predictor_size`` or the size
-    for uniform convergence, or if the subset is no net.
+    For each query, a hypothesis for the dichotomies of a new random subset is drawn by its errors on the whole sample
+    (the stable predictor at ``compute_flipping_gamma``). The function warns if n is below
+    ``compute_stable_predictor_size`` or the size for uniform convergence, or if the subset is too small for a net.
 
     Args:
         hypotheses: Hypothesis class.
@@ -106,7 +96,7 @@ def run_private_prediction(
         epsilon: Epsilon of one prediction.
         alpha: Excess error, and probability of a flip.
         budget: Account that pays, and source of the noise.
-        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and the net's size.
+        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and the net size.
         constants: "paper" or "sharp".
 
     Guarantee: pure epsilon-DP for each prediction; len(x_Q) predictions are charged. Replace-one. The stable predictor
@@ -114,23 +104,23 @@ def run_private_prediction(
     Source: DF20 Corollary 1, which needs an *achieved* stability of epsilon alpha / 2; hence gamma = epsilon alpha / 6.
     """
     checks.positive("epsilon", epsilon)
-    checks.between("alpha", alpha, 0, 0.5, exclusive=True, fix="At 1/2 an answer is pure chance.")
-    x_Q = check_points("x_Q", x_Q)
+    checks.between("alpha", alpha, 0, 0.5, exclusive=True, fix="At alpha = 1/2, every answer is random.")
+    x_Q = samples.check_points("x_Q", x_Q)
     gamma = compute_flipping_gamma(epsilon, alpha, constants)
     checks.between("gamma", gamma, 0, 1, exclusive=True, fix="Take a smaller epsilon or alpha.")
     max_size, d = math.floor(gamma * sample.n * (1 + 1e-12)), hypotheses.vc_dimension
     if max_size < 1:
         fix = f"At gamma={gamma:.3g} take n >= {math.ceil(1 / gamma):,}."
         raise checks.error("sample.n", sample.n, "makes the subset of at most gamma n records empty", fix)
-    net_size = compute_net_size(alpha, alpha, d)
+    net_size = samples.compute_net_size(alpha, alpha, d)
     subset_size = min(max_size, net_size) if subset_size is None else subset_size
-    checks.integer("subset", subset_size, low=1, high=max_size, fix="Stability needs subset <= gamma n.")
+    checks.integer("subset_size", subset_size, low=1, high=max_size, fix="Stability needs subset_size <= gamma n.")
     min_n = compute_stable_predictor_size(d, gamma=gamma, alpha=alpha)
     promises = [(f"empirical excess error {4 * alpha:g}", min_n)]
-    promises += [(f"excess error {6 * alpha:g} with probability 0.9", compute_uniform_size(alpha, 0.1, d))]
-    warn_below_guarantee("private prediction", sample.n, promises, [("subset", subset_size, net_size)])
+    promises += [(f"excess error {6 * alpha:g} with probability 0.9", samples.compute_uniform_size(alpha, 0.1, d))]
+    samples.warn_below_guarantee("private prediction", sample.n, promises, [("subset", subset_size, net_size)])
     events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=epsilon, count=len(x_Q)),)
-    with charge_events(budget, events, "private prediction") as spending:
+    with samples.charge_events(budget, events, "private prediction") as spending:
         label_Q = _draw_stable_labels(hypotheses, sample, x_Q, gamma, subset_size, spending.noise)
         label_Q ^= spending.noise.draw_uniform((len(x_Q),), torch.device("cpu")).numpy() < alpha
     return Predictions(label_Q, events)
@@ -141,7 +131,7 @@ def _draw_stable_labels(
 ) -> Bools:
     label_Q = np.empty(len(x_Q), dtype=bool)
     for q, x in enumerate(x_Q):
-        index = draw_without_replacement(sample.n, subset_size, noise)
+        index = samples.draw_without_replacement(sample.n, subset_size, noise)
         candidates = hypotheses.enumerate_representatives(sample.x[index])
         errors = hypotheses.count_errors(candidates, sample.x, sample.y)
         label_Q[q] = hypotheses.predict(candidates[draw_gumbel_max(-errors, gamma / 2, noise)], x[None])[0]

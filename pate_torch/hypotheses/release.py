@@ -1,4 +1,4 @@
-"""The private method that learns a hypothesis, and the students that predict by it."""
+"""The private method that learns a hypothesis, and the students that predict by a released hypothesis."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from pate_torch.students.base import Student
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisMethod(PrivateMethod):
-    """An algorithm whose hypothesis is released. Neighbors differ in one replaced record.
+    """A method that releases the hypothesis of one algorithm. Neighbors differ in one replaced record.
 
     Attributes:
         algorithm_name: Name of the algorithm in ``algorithms.ALGORITHMS``.
         options: Options of the algorithm.
         seed: Seed of the order of the records.
-        below_guarantee: Whether to continue if the theorem promises no accuracy for so few records.
+        below_guarantee: Whether to continue with fewer records than the theorem needs.
         planned_events: Price of the release. None before ``complete`` has computed it.
     """
 
@@ -60,7 +60,6 @@ class HypothesisMethod(PrivateMethod):
 
     @property
     def algorithm(self) -> Algorithm:
-        """Algorithm of that name."""
         return ALGORITHMS[self.algorithm_name]
 
     @property
@@ -76,10 +75,11 @@ class HypothesisMethod(PrivateMethod):
         return "torch"
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> HypothesisMethod:
-        """Add the price to the method. It depends on the public number of records, and not on their values.
+        """Add the price to the method. The price depends on the public number of records, and not on their values.
 
         Raises:
-            ValueError: An option is impossible, or the theorem promises nothing for so few records.
+            ValueError: An option is wrong, or there are fewer records than the theorem needs and ``below_guarantee`` is
+                False.
         """
         facts.check_adjacency()
         events: list[PrivacyEvent] = []
@@ -90,7 +90,7 @@ class HypothesisMethod(PrivateMethod):
         messages = [str(w.message) for w in caught_warnings if issubclass(w.category, BelowGuaranteeWarning)]
         shortfalls = list(dict.fromkeys(messages))
         if shortfalls and not self.below_guarantee:
-            fix = "Use more records, raise --alpha or --beta, or continue without a promise by --below-guarantee."
+            fix = "Use more records, raise --alpha or --beta, or continue without a guarantee by --below-guarantee."
             raise ValueError(f"{' '.join(shortfalls)} {fix}")
         for message in shortfalls:
             stages.print_message(message)
@@ -113,19 +113,12 @@ class HypothesisMethod(PrivateMethod):
         }
 
     def prepare(self, inputs: MethodInputs) -> PreparedHypothesis:
-        """PRIVATE. Make the problems of the records."""
         return PreparedHypothesis(self, inputs, make_problems(inputs.records, inputs.facts, self.options, self.seed))
 
 
 @dataclass(eq=False, repr=False)
 class PreparedHypothesis(PreparedMethod):
-    """PRIVATE. An algorithm and its problems.
-
-    Attributes:
-        method: Algorithm and options.
-        inputs: Inputs from the session.
-        parts: PRIVATE. One problem, or one problem for each class against the rest.
-    """
+    """PRIVATE. An algorithm with one problem, or with one problem for each class against the rest."""
 
     method: HypothesisMethod
     inputs: MethodInputs
@@ -146,28 +139,27 @@ class PreparedHypothesis(PreparedMethod):
 
 
 def _make_placeholders(facts: DatasetFacts) -> PrivateRecords:
-    # The number of records is public under replace_one, and the price depends on nothing else.
+    # Under replace_one, the number of records is public. The price depends only on this number and public facts.
     assert facts.num_units is not None
     x = torch.zeros(facts.num_units, *facts.spec.input_shape)
     return PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), make_position_ids(len(x)), facts.unit)
 
 
 class _SharedReservation:
-    """A noise provider for several parts of a release that share one reservation."""
+    """Noise provider for several parts of a release that share one reservation."""
 
     def __init__(self, kind: str, spending: Spending) -> None:
         self.kind, self.spending = kind, spending
         self._remaining_events = list(spending.reserved_events)
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Raise ValueError if the account has another adjacency."""
         self.spending.check_adjacency(sensitivity)
 
     @contextmanager
     def spend(
         self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_HYPOTHESIS
     ) -> Iterator[Spending]:
-        """Yield the spending of the reservation. A part that records no cost has incurred these events.
+        """Yield the spending of the reservation. If the part records no cost, all its events are recorded.
 
         Raises:
             ValueError: An event was not reserved. Nothing has been drawn.
@@ -222,7 +214,7 @@ def _make_half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
 
 
 def make_logistic_student(facts: DatasetFacts, parameters: Sequence[Any]) -> Student:
-    """Make the linear model with these parameters for each problem, of the scaled features and the intercept."""
+    """Make the linear model with the parameters of each problem, which apply to scaled features and the intercept."""
     spec = facts.spec
     network = networks.describe("logistic", spec.input_shape, spec.num_classes)
     module = networks.rebuild(network)

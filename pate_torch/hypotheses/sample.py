@@ -1,4 +1,4 @@
-"""Private samples, the charge that precedes every draw, and the sample sizes of the theorems."""
+"""Private samples, the charge before every draw, and the sample sizes of the theorems."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BelowGuaranteeWarning(UserWarning):
 
 
 def check_points(name: str, x: Any) -> Floats:
-    """Convert feature rows, or a vector of one feature, to float64 [n, D]. Raise ValueError if they are not finite."""
+    """Convert feature rows, or a vector of one feature, to float64 [n, D]. Raise ValueError for a non-finite value."""
     rows = np.asarray(x, dtype=np.float64)
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2:
@@ -65,11 +65,9 @@ class Sample:
 
     @property
     def n(self) -> int:
-        """Number of records."""
         return len(self.y)
 
     def select(self, index: Ints | slice) -> Sample:
-        """Select the records at these positions."""
         return Sample(self.x[index], self.y[index])
 
     def __repr__(self) -> str:
@@ -85,17 +83,15 @@ def draw_without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
 def charge_events(
     budget: NoiseProvider, events: tuple[PrivacyEvent, ...], algorithm: str
 ) -> AbstractContextManager[Any]:
-    """Reserve the events. Every algorithm draws its noise within this context.
+    """Reserve the events for an algorithm, which draws its noise within the returned context.
 
     Raises:
-        ValueError: The account has another adjacency than replace_one, or discrete noise.
+        ValueError: The adjacency of the account is not replace_one, or its noise is discrete.
     """
     budget.check_adjacency(_REPLACE_ONE)
     if budget.kind == "discrete":
-        fix = "Use an account with noise=torch."
-        raise checks.error(
-            "noise", budget.kind, f"must be torch for {algorithm}, which is drawn in floating point", fix
-        )
+        problem = f"must be torch for {algorithm}, which draws floating-point noise"
+        raise checks.error("noise", budget.kind, problem, "Use an account with noise=torch.")
     return budget.spend(events, mechanism=algorithm, purpose=PURPOSE_HYPOTHESIS)
 
 
@@ -105,10 +101,10 @@ def warn_below_guarantee(
     sample_conditions: Iterable[tuple[str, float]],
     other_conditions: Iterable[tuple[str, int, float]] = (),
 ) -> None:
-    """Warn of every condition of a theorem that does not hold.
+    """Warn about every condition of a theorem that does not hold.
 
-    ``sample_conditions`` are pairs of a promise and the smallest n for it. ``other_conditions`` are triples of another
-    quantity, its value, and the smallest value that the theorem needs.
+    ``sample_conditions`` are pairs of a promise and the smallest n for this promise. ``other_conditions`` are triples
+    of the name of a quantity, its value, and the smallest value that the theorem needs.
     """
     unmet_conditions = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
     unmet_conditions += [
@@ -149,11 +145,11 @@ def find_smallest(holds: Callable[[int], bool], low: int = 1) -> int:
 
 @lru_cache(maxsize=256)
 def compute_net_size(eta: float, beta: float, vc_dimension: int, growth_power: int = 2) -> int:
-    """Compute how many points are an eta-net of a class with probability at least 1 - beta.
+    """Compute the number of points that form an eta-net of a class with probability at least 1 - beta.
 
-    An eta-net meets every symmetric difference of measure above eta. m >= 8/eta points miss one with probability at
-    most 2 Pi(2m) 2^(-eta m/2), where the growth function Pi of the differences is at most that of the class to the
-    power ``growth_power``. Sampling without replacement only helps (DF20, after Lemma 1).
+    An eta-net meets every symmetric difference of measure above eta. m >= 8/eta points miss such a difference with
+    probability at most 2 Pi(2m) 2^(-eta m/2), where the growth function Pi of the differences is at most that of the
+    class to the power ``growth_power``. Sampling without replacement is no worse (DF20, after Lemma 1).
 
     Source: DF20 Lemma 1, with the constants of Blumer, Ehrenfeucht, Haussler & Warmuth 1989, Theorem A2.1.
     """
@@ -167,7 +163,7 @@ def compute_net_size(eta: float, beta: float, vc_dimension: int, growth_power: i
 
 @lru_cache(maxsize=256)
 def compute_uniform_size(alpha: float, beta: float, vc_dimension: int, growth_power: int = 1) -> int:
-    """Compute how many examples make |empirical - true error| <= alpha for the whole class with probability 1 - beta.
+    """Compute the number of examples that bounds all |empirical - true error| by alpha with probability 1 - beta.
 
     The failure probability is at most 4 Pi(2m) exp(-alpha^2 m/8). With ``growth_power`` 2, the same holds for the
     disagreement of any two hypotheses (NB20 Claim 3.6).

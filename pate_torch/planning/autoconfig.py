@@ -1,9 +1,9 @@
-"""Choose the method that answers best at an epsilon, from public facts alone, and state the reason.
+"""Choice of the method for an epsilon from public facts alone, with the reason for the choice.
 
-If the number of records is declared, the method is noisy gradients of a linear model: over random Fourier features of
-rows, over contrastive features of images, over an encoder's features as they are. Otherwise it is teachers: for rows,
-linear teachers of ten records or a few more, which are asked about the centers of clusters. DP-SGD is chosen by name
-only.
+If the number of records is declared, the method is noisy gradients of a linear model. Its features are random Fourier
+features of rows, contrastive features of images, or the features of an encoder. Otherwise the method is teachers. For
+rows, these are linear teachers of about ten records each, which label the centers of clusters. DP-SGD is never chosen
+automatically.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from pate_torch.teachers.recipe import TeacherRecipe
 
 METHODS: Final = ("auto", "teachers", "gradients", "dpsgd")
 MAX_DELTA: Final = 1e-5
-"""Largest delta that is chosen, and the delta if the number of records is not declared."""
+"""Largest default delta, which is also the default if the number of records is not declared."""
 _MAX_TEACHERS, _MIN_TEACHERS = 400, 10
 _RECORDS_PER_TEACHER = 100
-"""Records for each teacher that is a network, or an estimator of the user."""
+"""Number of records per teacher for networks and for estimators of the user."""
 _LINEAR_RECIPE: Final = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03)
 _MAX_LINEAR_TEACHERS = 4000
 _RECORDS_PER_LINEAR_TEACHER, _RECORDS_PER_CLASS = 10, 1.25
-"""Records for each linear teacher, and at least so many for each class. The noise does not depend on the number of
-teachers, so that many weak votes are better than few good ones (docs/experiments/teacher-settings.md)."""
+"""Number of records per linear teacher; the second number times C if that is larger. The noise does not depend on the
+number of teachers, so many weak votes are better than few good votes (docs/experiments/teacher-settings.md)."""
 TARGET_LEAD_SHARE = 0.25
-"""Largest lead of the winner, as a share of the votes, that a useful label may need."""
+"""Largest lead, as a share of the votes, that a useful label should need."""
 _QUERY_COUNTS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts:
-    """What may be known of a task without a look at a private record.
+    """Public facts about a task, which do not depend on the values of private records.
 
     Attributes:
-        epsilon: Price of the model.
+        epsilon: Privacy cost of the model, in epsilon.
         delta: Delta of the account.
         adjacency: Neighboring relation.
         has_groups: Whether a privacy unit is a group of records.
-        num_records: Declared approximate number of private records. None if it is not declared.
+        num_records: Approximate number of private records. None if not declared.
         num_public: Number of public points.
         num_classes: Number C of classes.
         is_image: Whether points are images.
-        is_encoded: Whether points are an encoder's features.
-        has_own_teacher: Whether the user gives the kind of teacher.
+        is_encoded: Whether points are features of an encoder.
+        has_own_teacher: Whether the user sets ``teacher``.
     """
 
     epsilon: float
@@ -72,21 +72,21 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """A method, with everything that it takes.
+    """A method and its settings.
 
     Attributes:
-        name: One of ``METHODS`` but auto.
+        name: Name of the method: "teachers", "gradients" or "dpsgd".
         num_teachers: Number K of teachers. 0 for a method without teachers.
-        num_queries: Number of public points that are asked about.
-        mechanism: Mechanism with calibrated noise. None for DP-SGD, which calibrates its noise itself.
-        teacher: Recipe of the teachers. None for a small network, or the user's teacher.
-        query: Strategy that chooses the public points. None to draw them at random.
-        features: Recipe of the features of a linear model. None to use the points as they are.
+        num_queries: Number of public points that are labeled.
+        mechanism: Mechanism with calibrated noise. None for DP-SGD, whose noise is calibrated later.
+        teacher: Recipe of the teachers. None for a small network or the user's teacher.
+        query: Query strategy. None to draw the public points at random.
+        features: Feature recipe of the linear model. None to use the points as they are.
         effective_dim: Field ``effective_dim`` of ``GradientMethod``.
-        self_training: Whether the student propagates the answers over the public points first.
+        self_training: Whether the default student is ``SelfTraining``.
         reason: Reason for this choice.
-        expectation: Forecast of the labels.
-        is_noise_dominated: Whether noise outweighs the votes of teachers in most labels.
+        expectation: Forecast of the label quality.
+        is_noise_dominated: Whether noise outweighs the votes of teachers.
     """
 
     name: str
@@ -104,38 +104,38 @@ class MethodConfig:
 
 
 def choose_delta(num_records: int | None) -> float:
-    """The largest power of ten below one in ``num_records``, and at most 1e-5."""
+    """Return 1e-5, or the largest power of ten below 1/num_records if that power is smaller."""
     return MAX_DELTA if num_records is None else min(MAX_DELTA, 10.0 ** -math.ceil(math.log10(num_records) + 1e-12))
 
 
 def choose_method(
     facts: PublicFacts, method: str = "auto", num_teachers: int | None = None, num_queries: int | None = None
 ) -> MethodConfig:
-    """Choose the method for these facts; a number of teachers or questions that is given is kept.
+    """Choose the settings of a method, and the method itself if ``method`` is "auto".
 
-    Raises:
-        ValueError: The method cannot work with these facts.
+    Without ``num_teachers`` or ``num_queries``, the rule chooses these numbers. A ValueError states why a method does
+    not support these facts.
     """
     checks.one_of("method", method, METHODS)
     if method == "dpsgd":
         return _configure_dpsgd(facts)
     if method == "gradients":
-        return _configure_gradients(facts, "asked for by name")
+        return _configure_gradients(facts, "set by the user")
     is_explicit = method == "teachers" or num_teachers is not None or num_queries is not None
     if facts.num_records is not None and not is_explicit:
-        return _configure_gradients(facts, "single records say more through the same noise than votes of teachers do")
+        return _configure_gradients(facts, "at the same epsilon, gradients are usually more accurate than teachers")
     config = _configure_teachers(facts, num_teachers, num_queries)
     if is_explicit:
-        return replace(config, reason=f"asked for by name; {config.reason}")
-    return replace(config, reason=f"{config.reason}; num_records_about would allow gradients")
+        return replace(config, reason=f"teachers are set by the user; {config.reason}")
+    return replace(config, reason=f"{config.reason}; gradients need num_records_about")
 
 
 def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_queries: int | None) -> MethodConfig:
-    """Ask as many questions as keep the lead that a useful label needs below its target."""
+    """Choose the largest number of questions at which useful labels need at most the target share of the votes."""
     size_estimate = facts.num_public if facts.num_records is None else facts.num_records
     linear = num_teachers is None and not (facts.is_image or facts.has_groups or facts.has_own_teacher)
     max_teachers, records_per_teacher = _MAX_TEACHERS, _RECORDS_PER_TEACHER
-    if linear and facts.num_records is not None:  # else there may be far fewer records than public points
+    if linear and facts.num_records is not None:  # an undeclared number may be far below the number of public points
         max_teachers = _MAX_LINEAR_TEACHERS
         records_per_teacher = max(_RECORDS_PER_LINEAR_TEACHER, math.ceil(_RECORDS_PER_CLASS * facts.num_classes))
     teachers = num_teachers or min(max_teachers, max(_MIN_TEACHERS, size_estimate // records_per_teacher))
@@ -153,9 +153,9 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
             break
     basis = "the number of public points" if facts.num_records is None else "the declared number of records"
     warning = feasibility.format_low_signal_warning(gaussian, teachers, facts.num_classes, queries)
-    expectation = f"a label is nearer to the truth than to a guess from a lead of {lead:.3g} of {teachers} votes on"
+    expectation = f"labels are useful if a class leads every other class by at least {lead:.3g} of {teachers} votes"
     if warning is not None:
-        expectation = f"{warning} Nothing here is expected to beat the majority class."
+        expectation = f"{warning} The model will probably be no better than the most frequent class."
     return MethodConfig(
         name="teachers",
         num_teachers=teachers,
@@ -164,7 +164,7 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
         teacher=_LINEAR_RECIPE if linear else None,
         query=Medoids() if linear else None,
         self_training=linear,
-        reason=f"{teachers} teachers, by {basis}, answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
+        reason=f"{teachers} teachers (by {basis}) answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
         expectation=expectation,
         is_noise_dominated=warning is not None,
     )
@@ -173,8 +173,8 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
 def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
     size = facts.num_records
     if size is None:
-        fix = "Declare num_records_about, if that number is public; or use method='teachers'."
-        raise checks.error("method", "gradients", "scales its steps by the number of records", fix)
+        fix = "Set num_records_about if the number of records is public, or use method='teachers'."
+        raise checks.error("method", "gradients", "needs the number of records, which sets the step size", fix)
     gradients = gradient_budget.calibrate_gradients(
         epsilon=facts.epsilon,
         delta=facts.delta,
@@ -185,9 +185,10 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
     features: FeatureRecipe | None = None
     if not facts.is_encoded:
         features = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
-    expectation = f"noise of {gradients.mechanism.sigma:.3g} records on each sum over about {size:,} records"
+    noise = f"{gradients.mechanism.sigma:.3g} clipping norms"
+    expectation = f"each sum of about {size:,} clipped gradients has noise of {noise}"
     if gradients.is_noise_dominated:
-        expectation += ": too much for so few records. Nothing here is expected to beat the majority class."
+        expectation += ". The model will probably be no better than the most frequent class."
     return MethodConfig(
         name="gradients",
         num_queries=facts.num_public,
@@ -201,13 +202,14 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
 
 
 def _configure_dpsgd(facts: PublicFacts) -> MethodConfig:
-    fix = "Or use method='auto'."
+    fix = "Otherwise use method='auto'."
     if facts.num_records is None:
-        raise checks.error("num_records_about", None, "must be declared for DP-SGD: it sets the sampling rate", fix)
+        problem = "must be set for DP-SGD, because it determines the sampling rate"
+        raise checks.error("num_records_about", None, problem, fix)
     if facts.has_groups:
-        raise checks.error("groups", True, "cannot be given with DP-SGD, which protects single records", fix)
+        raise checks.error("groups", True, "cannot be combined with DP-SGD, which protects single records", fix)
     if facts.adjacency != "add_remove":
         raise checks.error("adjacency", facts.adjacency, "must be add_remove for DP-SGD, which samples records", fix)
-    expectation = "an epoch of noise on every step; no public point is asked"
-    return MethodConfig(name="dpsgd", reason="asked for by name: DP-SGD trains one network on all records",
+    expectation = "every step has noise; no public point is labeled"
+    return MethodConfig(name="dpsgd", reason="DP-SGD, set by the user, trains one network on all records",
                         expectation=expectation)  # fmt: skip

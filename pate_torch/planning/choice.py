@@ -1,19 +1,22 @@
-"""Evaluate one choice of method, noise and questions: its price, the questions that the budget allows, useful labels.
+"""Evaluation of choices of method, noise and questions: the price, the questions in the budget, and the label quality.
 
-A plan uses what the data set's source declares, and never calls ``load()``: settings that are chosen by private records
-would be a release that no account pays for.
+A plan uses the declarations of the data set's source, and never calls ``load()``, because settings that depend on
+private records would be a release without a charge.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+import json
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pate_torch.accounting import calibration
 from pate_torch.accounting.filters import PrivacyFilter
+from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.data.base import SourceFacts
@@ -26,36 +29,37 @@ from pate_torch.planning.gradient_budget import CalibratedDescent
 from pate_torch.planning.pilot import Forecast, Pilot
 from pate_torch.privacy.accounts import Account
 
+WIDTH = 80
 MAX_QUERIES = 10**7
-"""Number of questions from which on a budget is said to hold any number."""
+"""Largest number of questions that is tested. A budget that admits this number is reported to admit any number."""
 
 VERDICTS = {
-    "ok": "works",
-    "over": "the budget does not hold so many questions",
+    "ok": "this choice works",
+    "over": "the budget does not allow so many questions",
     "few": "fewer than one question in ten is answered",
-    "poor": "labels nearer to guesses than to the truth",
-    "noise": "noise outweighs the votes: useful labels need a lead of more than half of them",
+    "poor": "labels are nearer to guesses than to the truth",
+    "noise": "noise outweighs the votes: a useful label needs a lead of more than half of the votes",
     "cannot": "refused",
 }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
-    """One row of a plan report. Noise and leads are in votes.
+    """One row of a plan report.
 
     Attributes:
         mechanism: Name of the mechanism.
         parameters: Parameters of the mechanism, with calibrated noise if a target epsilon was given.
         num_teachers: Number K of teachers. 0 for per-record gradients.
-        shard_size: Approximate number of records of each teacher. None if that is not declared.
+        shard_size: Approximate number of records per teacher. None if the number of records is not declared.
         num_queries: Number of questions.
-        epsilon: Price of this release alone, by the accountant. None if a run would be refused.
-        max_queries: Number of questions that the pool has and the account admits, or a new account with this budget.
-            The account's filter is stricter than ``epsilon`` for noise that is not Gaussian.
-        lead: Lead over every other class that a useful label needs. None if the mechanism has no such lead.
+        epsilon: Price of this release alone, in epsilon, by the accountant. None if a run would be refused.
+        max_queries: Largest number of questions that the public pool and the account, or a new account with the same
+            budget, allow. For noise that is not Gaussian, the account's filter is stricter than ``epsilon``.
+        lead: Lead over every other class that a useful label needs, in votes. None if the mechanism needs no lead.
         forecast: Forecast of the labels. None without a pilot.
         verdict: Key of ``VERDICTS``.
-        problem: Reason why a run would be refused, whatever the budget. None if it would not.
+        problem: Reason why a run would be refused with any budget. None if a run would not be refused.
         settings: Settings of train.py for this choice.
     """
 
@@ -74,16 +78,17 @@ class Choice:
 
     @property
     def num_correct_labels(self) -> float:
-        """The expected number of right labels; 0 without a pilot."""
+        """Expected number of correct labels. 0 without a forecast."""
         forecast = self.forecast
         return 0.0 if forecast is None else self.num_queries * forecast.answer_rate * (forecast.accuracy or 0.0)
 
 
 def select_best(choices: Sequence[Choice]) -> Choice | None:
-    """Select the recommended choice; None if no choice works.
+    """Select the recommended choice. Return None if no choice works.
 
-    With forecasts, it is the cheapest within two per cent of the most right labels. Without, it is the cheapest whose
-    labels need a lead of at most ``TARGET_LEAD_SHARE`` of the votes; of equal prices, the one of fewest teachers.
+    With forecasts, the function selects the cheapest choice with at least 98 % of the largest number of correct labels.
+    Without forecasts, it selects the cheapest choice whose labels need a lead of at most ``TARGET_LEAD_SHARE`` of the
+    votes or, if there is none, the cheapest choice. Among equal prices, it selects the smallest number of teachers.
     """
     working = [choice for choice in choices if choice.verdict == "ok"]
     max_correct = max((choice.num_correct_labels for choice in working), default=0.0)
@@ -95,13 +100,13 @@ def select_best(choices: Sequence[Choice]) -> Choice | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanEvaluator:
-    """Evaluates runs by one data set's declared facts, its account and a pilot.
+    """Evaluator of choices for one data set.
 
     Attributes:
-        facts: Declarations of the source.
+        facts: Declarations of the data set's source.
         num_classes: Number C of classes.
-        account: Account of the data set. None if there is none.
-        pilot: Pilot on public data. None if there is none.
+        account: Account of the data set. None if the account has not been opened.
+        pilot: Pilot on public data. None to make no forecast.
     """
 
     facts: SourceFacts
@@ -110,19 +115,19 @@ class PlanEvaluator:
     pilot: Pilot | None
 
     def get_budget(self, plan: RunConfig) -> float:
-        """The cap for a run of this plan: the one that is given, the account's, or that of a new account."""
+        """Return the cap in epsilon: ``privacy.budget_epsilon``, else the account's cap, else the default cap."""
         if plan.privacy.budget_epsilon is not None:
             return plan.privacy.budget_epsilon
         return plan.privacy.opening_budget if self.account is None else self.account.budget_epsilon
 
     def __call__(self, plan: RunConfig, settings: tuple[str, ...]) -> Choice:
-        """Evaluate one plan, which these settings of train.py describe."""
+        """Evaluate the configuration ``plan``, which these settings of train.py describe."""
         method, terms, problem, epsilon = plan.method, plan.privacy, None, None
         assert isinstance(method, LabelingMethod)
         try:
             method = method.calibrate(terms.target_epsilon, terms.delta)
             self._check(method)
-            plan = replace(plan, method=method)  # a published price is of this noise
+            plan = replace(plan, method=method)  # the price of a private_epsilon depends on the calibrated noise
             events = method.privacy_events() + plan.extra_privacy_events(self.num_classes)
             epsilon = calibration.compute_epsilon(events, terms.delta)
         except ValueError as error:
@@ -147,15 +152,15 @@ class PlanEvaluator:
         )
 
     def _check(self, method: LabelingMethod) -> None:
-        """Raise ValueError if the declarations show that a run would be refused."""
+        """Raise ValueError if a run with the declared facts would be refused."""
         num_public, size = self.facts.num_public, self.facts.num_private
-        fix = f"The public pool holds {num_public} points."
+        fix = f"The public pool has {num_public} points."
         checks.integer("num_queries", method.num_queries, high=num_public, fix=fix)
         if isinstance(method, GradientMethod) and method.size is None and size is None:
-            fix = "Set method.size, if about how many records there are is public."
-            raise checks.error("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
+            fix = "Set method.size if the approximate number of records is public."
+            raise checks.error("dataset.nominal_size", None, "must be set for per-record gradients", fix)
         if isinstance(method, VotingMethod):
-            fix = f"{size} private records are declared, and every teacher needs one."
+            fix = f"The data set declares {size} private records, and every teacher needs one record."
             num_teachers = checks.integer("num_teachers", method.ensemble_size, low=1, high=size, fix=fix)
             counts: dict[str, Any] = {"num_teachers": num_teachers, "num_classes": self.num_classes}
             method.mechanism.check(**counts, num_queries=method.num_queries, rounds=method.num_rounds)
@@ -163,7 +168,7 @@ class PlanEvaluator:
             feasibility.check_informative(method.mechanism, **counts, allow_uninformative=allow_uninformative)
 
     def _find_max_queries(self, plan: RunConfig, method: LabelingMethod) -> int:
-        """Find the largest number of questions that is possible and admitted."""
+        """Find the largest number of questions that a run could ask and the account would admit."""
 
         def is_excessive(num_queries: int) -> bool:
             larger_method = replace(method, num_queries=num_queries)
@@ -173,7 +178,7 @@ class PlanEvaluator:
                 if self.account is not None:
                     return not self.account.admits(events)
                 return not PrivacyFilter.can_admit(events, epsilon=self.get_budget(plan), delta=plan.privacy.delta)
-            except ValueError:  # no filter could keep such a budget, or the mechanism no such plan
+            except ValueError:  # no filter supports this budget, or the mechanism does not support this plan
                 return True
 
         return bisect.bisect_left(range(1, MAX_QUERIES + 1), True, key=is_excessive)
@@ -197,5 +202,110 @@ class PlanEvaluator:
 
 
 def get_parameters(method: LabelingMethod) -> dict[str, Any]:
-    """The parameters of the method's mechanism."""
+    """Return the parameters of the method's mechanism by name."""
     return {field.name: getattr(method.mechanism, field.name) for field in dataclasses.fields(method.mechanism)}
+
+
+# ---- The report -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanReport:
+    """Result of ``pate plan``.
+
+    Attributes:
+        dataset: Declared name of the data set.
+        budget_epsilon: Cap of the account, in epsilon.
+        budget_source: Origin of the cap, a key or the account.
+        delta: Delta of the account.
+        choices: Rows of the table.
+        notes: Sentences below the table.
+    """
+
+    dataset: str
+    budget_epsilon: float
+    budget_source: str
+    delta: float
+    choices: tuple[Choice, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best_choice(self) -> Choice | None:
+        return select_best(self.choices)
+
+    def to_json(self) -> str:
+        """Convert the report to one JSON object, with null for infinity."""
+        best = None if self.best_choice is None else self.choices.index(self.best_choice)
+        text = json.dumps({**dataclasses.asdict(self), "best": best})
+        return json.dumps(json.loads(text, parse_constant=lambda _: None), allow_nan=False)
+
+
+def format_report(report: PlanReport) -> str:
+    """Format the report in 80 columns."""
+    budget = f"budget epsilon {report.budget_epsilon:g} ({report.budget_source})"
+    head = f"Plan for {report.dataset}: delta {format_delta(report.delta)}, {budget}."
+    lines = [*_wrap(f"{head} No private record was read; nothing is charged.", 2), "", *format_table(report), ""]
+    lines += _explain_verdicts(report.choices)
+    notes, best = [*report.notes], report.best_choice
+    if best is None:
+        notes.append("None of these choices works.")
+    elif best.forecast is None:
+        notes.append(
+            "* The smallest epsilon at which useful labels need a lead of at most a quarter (or half) of the votes."
+        )
+    else:
+        notes.append("* The smallest epsilon with at least 98 % of the largest number of correct labels.")
+    lines += ["", *(line for note in notes for line in _wrap(note, 2))]
+    if best is not None:
+        words = " ".join(["python train.py", *best.settings])
+        command = textwrap.wrap(words, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+        lines.append("  " + " \\\n    ".join(command))
+    return "\n".join(lines)
+
+
+def _explain_verdicts(choices: tuple[Choice, ...]) -> list[str]:
+    verdicts = {choice.verdict for choice in choices} - {"cannot"}
+    meanings = [(name, meaning) for name, meaning in VERDICTS.items() if name in verdicts]
+    meanings += [("cannot", problem) for problem in dict.fromkeys(c.problem for c in choices) if problem is not None]
+    if any(choice.lead is not None for choice in choices):
+        meanings.append(("lead", "lead over every other class that a useful label needs, in votes"))
+    return [line for name, meaning in meanings for line in _wrap(f"{name:>8}  {meaning}")]
+
+
+def _format_number(value: float | None, pattern: str = "{:.4g}") -> str:
+    return "-" if value is None else pattern.format(value)
+
+
+_CELLS: dict[str, Callable[[Choice], str]] = {
+    "mechanism": lambda c: c.mechanism,
+    "K": lambda c: str(c.num_teachers or "-"),
+    "shard": lambda c: _format_number(c.shard_size, "{}"),
+    "sigma": lambda c: format_noise_scale(c.parameters["sigma"]) if "sigma" in c.parameters else "-",
+    "screen": lambda c: _format_number(c.parameters.get("screen_sigma")),
+    "thr": lambda c: _format_number(c.parameters.get("threshold")),
+    "asked": lambda c: str(c.num_queries),
+    "epsilon": lambda c: "-" if c.epsilon is None else format_epsilon(c.epsilon),
+    "fits": lambda c: "-" if c.problem else "any" if c.max_queries >= MAX_QUERIES else str(c.max_queries),
+    "lead": lambda c: _format_number(c.lead, "{:.3g}"),
+    "answered": lambda c: "-" if c.forecast is None else f"{c.forecast.answer_rate:.1%}",
+    "right": lambda c: "-" if c.forecast is None else _format_number(c.forecast.accuracy, "{:.1%}"),
+    "verdict": lambda c: c.verdict,
+}
+_OPTIONAL_COLUMNS = ("screen", "thr", "asked", "mechanism", "answered", "shard")
+
+
+def format_table(report: PlanReport) -> list[str]:
+    """Format one line of 80 columns for each choice, and mark the best. Columns with one value are dropped first."""
+    columns = {name: [name, *map(cell, report.choices)] for name, cell in _CELLS.items()}
+    widths = {name: max(map(len, cells)) for name, cells in columns.items() if set(cells) != {name, "-"}}
+    for name in sorted(_OPTIONAL_COLUMNS, key=lambda name: len(set(columns[name])) > 2):
+        if sum(widths.values()) + 2 * len(widths) - 1 > WIDTH:
+            widths.pop(name, None)
+    marks = [" ", *("*" if choice is report.best_choice else " " for choice in report.choices)]
+    rows = zip(*(columns[name] for name in widths), strict=True)
+    cells = ((cell.rjust(width) for cell, width in zip(row, widths.values(), strict=True)) for row in rows)
+    return [mark + "  ".join(row) for mark, row in zip(marks, cells, strict=True)]
+
+
+def _wrap(line: str, indent: int = 10) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)

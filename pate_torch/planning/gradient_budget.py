@@ -1,7 +1,7 @@
-"""Settings of noisy gradients (``method=gradients``) at a given price.
+"""Settings of noisy gradients (``method=gradients``) at a given price, and advice to use them instead of teachers.
 
-The rule, for a declared number of records: eight short steps, in as many directions of the public points as there are
-eights of records per unit of noise, and no more directions than the public points distinguish.
+For a declared number of records, the rule takes eight steps. The effective dimension of the public points is the number
+of records per unit of noise divided by eight, but at most a quarter of the number of public points.
 """
 
 from __future__ import annotations
@@ -10,36 +10,40 @@ import math
 from dataclasses import dataclass, replace
 
 from pate_torch.accounting import calibration
+from pate_torch.config import RunConfig
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.methods.feasibility import NOISE_ADVICE
+from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.privacy.facts import DatasetFacts
 
 _NUM_STEPS, _CLIP_NORM = 8, 0.5
 _SIGNAL_TO_NOISE_PER_DIM = 8
-"""Records per unit of noise for each direction of the public points.
+"""Number of records per unit of noise for each feature dimension.
 
-With more noise, fewer directions improve accuracy. By this ratio the noise of a logit does not depend on epsilon, the
-features or the number of records. It was chosen on magic, spambase, satimage, package descriptions, phrases of SST-2
-and PneumoniaMNIST at epsilon 0.1 to 2 (docs/experiments/gradient-settings.md)."""
+With more noise, fewer dimensions improve accuracy. With this constant ratio, the noise of a logit does not depend on
+epsilon, the features or the number of records. The value was chosen on magic, spambase, satimage, package descriptions,
+phrases of SST-2 and PneumoniaMNIST at epsilon 0.1 to 2 (docs/experiments/gradient-settings.md)."""
 _POINTS_PER_DIM = 4
-"""Smallest number of public points for each direction. With fewer points, whitening enlarges directions that hardly
-vary among the records (magic, spambase, satimage with 100 and 300 points; docs/experiments/gradient-settings.md)."""
+"""Smallest number of public points for each feature dimension. With fewer points, whitening enlarges dimensions that
+hardly vary among the records (magic, spambase, satimage with 100 and 300 points)."""
 _STEP_SIZE = 2.0
 """Size of a step for whitened points of length 1 (docs/experiments/gradient-settings.md)."""
 _MIN_SIGNAL_TO_NOISE_FOR_MODEL = 200
-"""Records per unit of noise below which, on an encoder's features, a student by self-training on the answers of the
-model is better than the model (chosen on package descriptions, phrases of SST-2 and PneumoniaMNIST;
-docs/experiments/frozen-features.md)."""
+"""Number of records per unit of noise below which self-training on the model's answers improves the model of an
+encoder's features (package descriptions, phrases of SST-2, PneumoniaMNIST; docs/experiments/frozen-features.md)."""
 _MIN_SIGNAL_TO_NOISE = 25
-"""Records per unit of noise below which models on these data were seldom better than the most frequent class."""
+"""Number of records per unit of noise below which models on these data were seldom better than the most frequent
+class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedDescent:
-    """Noisy gradient descent at a price.
+    """Noisy gradient descent that is calibrated to a price.
 
     Attributes:
         mechanism: Mechanism with calibrated noise.
-        num_records: Approximate number of private records, as declared. None if it is not declared.
-        num_public: Number of public points. None if it is not known yet.
+        num_records: Approximate number of private records. None if not declared.
+        num_public: Number of public points. None if unknown.
     """
 
     mechanism: GradientDescent
@@ -48,12 +52,12 @@ class CalibratedDescent:
 
     @property
     def signal_to_noise(self) -> float | None:
-        """Records per unit of noise on a sum; None if their number is not declared."""
+        """Number of records per unit of noise. None if the number of records is not declared."""
         return None if self.num_records is None else self.num_records / self.mechanism.sigma
 
     @property
     def effective_dim(self) -> float | None:
-        """Value for ``method.effective_dim``; None to use its ridge, which needs no number of records."""
+        """Value of ``method.effective_dim``. None if the number of records is not declared; the ridge then applies."""
         if self.signal_to_noise is None:
             return None
         max_dim = math.inf if self.num_public is None else self.num_public / _POINTS_PER_DIM
@@ -61,18 +65,18 @@ class CalibratedDescent:
 
     @property
     def is_noise_dominated(self) -> bool:
-        """Whether noise outweighs the gradients."""
+        """Whether noise outweighs the gradients. False if the number of records is not declared."""
         return self.signal_to_noise is not None and self.signal_to_noise < _MIN_SIGNAL_TO_NOISE
 
     def needs_self_training(self, is_encoded: bool) -> bool:
-        """Return whether a student of the model's answers is better than the model, given an encoder's features."""
+        """Return whether self-training on the model's answers is expected to improve the model."""
         return is_encoded and self.signal_to_noise is not None and self.signal_to_noise < _MIN_SIGNAL_TO_NOISE_FOR_MODEL
 
 
 def calibrate_gradients(
     *, epsilon: float, delta: float, adjacency: str, num_records: int | None, num_public: int | None = None
 ) -> CalibratedDescent:
-    """Calibrate the descent that costs ``epsilon``: by the rule if ``num_records`` is declared, else by defaults."""
+    """Calibrate noise to the price ``epsilon``. The rule sets the other fields if ``num_records`` is not None."""
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
     if num_records is not None:
         mechanism = replace(mechanism, steps=_NUM_STEPS, clip_norm=_CLIP_NORM)
@@ -84,5 +88,69 @@ def calibrate_gradients(
     )
     if gradients.effective_dim is None:
         return gradients
-    step_size = _STEP_SIZE * math.sqrt(1 + gradients.effective_dim)  # about the length of a whitened point
+    step_size = _STEP_SIZE * math.sqrt(1 + gradients.effective_dim)  # the root is about the length of a whitened point
     return replace(gradients, mechanism=replace(gradients.mechanism, first_step_size=step_size, step_size=step_size))
+
+
+def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
+    """Suggest settings of train.py for a run in which noise outweighs the votes."""
+    spec, num_public = facts.spec, len(facts.pool)
+    gradients = match_label_price(config, spec.nominal_size, num_public)
+    if gradients is None or not facts.has_records:
+        return NOISE_ADVICE
+    is_encoded = spec.encoder is not None
+    return suggest_gradients(gradients, gradient_overrides(config, gradients, spec.is_image, is_encoded))
+
+
+def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
+    """Calibrate noisy gradient descent to the price of the run's labels.
+
+    Return None if the run does not label points, or if gradient descent does not support its kind of noise.
+    """
+    method = config.method
+    if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
+        return None
+    return calibrate_gradients(
+        epsilon=calibration.compute_epsilon(method.privacy_events(), config.privacy.delta),
+        delta=config.privacy.delta,
+        adjacency=config.partition.adjacency,
+        num_records=num_records,
+        num_public=num_public,
+    )
+
+
+def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
+    """Format advice to use ``alternative``, a call or settings for gradients, unless noise outweighs gradients, too."""
+    if gradients.is_noise_dominated:
+        return NOISE_ADVICE
+    size, noise = gradients.num_records, f"{gradients.mechanism.sigma:.3g} clipping norms"
+    records = f"{size:,} records" if size is not None else "all records (if their approximate number is public)"
+    effect = f"At the same epsilon, the sum of the clipped gradients of {records} has noise of {noise}"
+    return f"Consider per-record gradients. {effect}. Use: {alternative}"
+
+
+def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
+    """Format the settings of train.py that replace this plan's teachers by gradients.
+
+    ``is_image`` is None if it is unknown whether points are images. ``is_encoded`` states whether points are features
+    of an encoder. If the plan has a target epsilon, the settings contain no noise scale.
+    """
+    mechanism, trains_on_answers = gradients.mechanism, gradients.needs_self_training(is_encoded)
+    words = ["method=gradients", "mechanism=gradient_descent", "query=random"]
+    words += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
+    if gradients.effective_dim is None:
+        words += ["method.size=<approximate number>"]
+    else:
+        words += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
+        words += [f"mechanism.clip_norm={mechanism.clip_norm:g}", f"mechanism.step_size={mechanism.step_size:.3g}"]
+        words += [f"mechanism.first_step_size={mechanism.first_step_size:.3g}"]
+    words += [] if gradients.num_public is None else [f"num_queries={gradients.num_public}"]
+    if is_image and isinstance(plan.method, LabelingMethod) and plan.method.features is None:
+        words += ["features=contrastive"]
+    if is_image is False and not trains_on_answers:
+        words += ["student=released_model"]
+    else:
+        words += ["student=self_training", f"student.alpha={'.5' if trains_on_answers else '.3'}"]
+    words += [] if plan.private_epsilon is None else ["private_epsilon=none"]
+    words += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
+    return " ".join(words)

@@ -1,8 +1,8 @@
-"""Try a plan of teachers on public data, by the votes of a small ensemble. No private vote is used.
+"""Forecast of labels by a small ensemble that is trained on public data. No private vote is used.
 
-The ensemble is trained on shards of the planned size, and K votes are drawn from its shares of the votes. A small
-ensemble is less often right than a large one, so that the forecast is low: with 64 teachers by one percentage point if
-the noise is an eighth of the votes, and by up to seven without noise (docs/experiments/forecasts.md).
+The ensemble is trained on shards of the planned size, and K votes are drawn from its vote shares. A small ensemble is
+less accurate than a large ensemble, so the forecast is too low. With 64 teachers, the error is one percentage point if
+the noise is an eighth of the votes, and up to seven points without noise (docs/experiments/forecasts.md).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_PILOT_QUERIES = 50_000
 
 @dataclass(frozen=True, kw_only=True)
 class PilotConfig:
-    """How plans are tried on public data.
+    """Options of a pilot.
 
     Attributes:
-        dataset: Name of a public data set, as for ``dataset=``. None if plans are not tried.
-        num_classes: Number of classes. Used if the planned data set declares none.
-        num_queries: Smallest number of questions that are tried.
+        dataset: Name of a public data set, as for ``dataset=``. None to run no pilot.
+        num_classes: Number of classes, used if the planned data set declares none. None if not set.
+        num_queries: Smallest number of simulated questions.
         teachers: Largest number of teachers that are trained.
     """
 
@@ -55,7 +55,7 @@ class PilotConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Share of questions that are answered, and of answers that are right (None if there is no answer)."""
+    """Share of questions that are answered, and accuracy of the answers (None if no question is answered)."""
 
     answer_rate: float
     accuracy: float | None
@@ -63,13 +63,13 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Pilot:
-    """A public data set on which methods are tried.
+    """A public data set on which methods are simulated.
 
     Attributes:
-        config: How methods are tried.
-        data: The public data set, whose private side stands for the planned records.
+        config: Options of the pilot.
+        data: Public data set. Its private side takes the place of the planned private records.
         num_records: Approximate number of planned records.
-        seed: Seed of teachers, votes and noise, none of which is private.
+        seed: Seed of teachers, votes and noise. All of them depend on public data only.
     """
 
     config: PilotConfig
@@ -79,11 +79,8 @@ class Pilot:
     _votes_by_shard_size: dict[int, Votes] = field(default_factory=dict)
 
     def forecast(self, method: LabelingMethod) -> Forecast | None:
-        """Forecast the method's labels; None without teachers, and for soft labels.
-
-        The probabilities of a few teachers fill too few of the bins of soft labels.
-        """
-        if not isinstance(method, TeacherVotes) or method.is_soft:
+        """Forecast the labels of the method. Return None for methods without teachers and for soft labels."""
+        if not isinstance(method, TeacherVotes) or method.is_soft:  # few teachers fill too few bins of soft labels
             return None
         assert self.data.evaluation.pool_y is not None
         shard_size = self.num_records // method.num_teachers
@@ -93,12 +90,12 @@ class Pilot:
         return simulate_release(method, votes, self.data.evaluation.pool_y, min_queries=min_queries, seed=self.seed)
 
     def _count_votes(self, method: TeacherVotes, shard_size: int) -> Votes:
-        """Train a small ensemble on public data and count its votes; raises ValueError if the data are too few."""
+        """Train a small ensemble on public data and count its votes. Raise ValueError if there are too few data."""
         config, data, recipe = self.config, self.data, method.teacher
         num_teachers = min(config.teachers, method.num_teachers, len(data.private) // max(shard_size, 1))
         if shard_size < 1 or num_teachers < min(MIN_PILOT_TEACHERS, method.num_teachers):
             problem = f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each"
-            raise checks.error("pilot.dataset", config.dataset, problem, "Use larger public data, or more teachers.")
+            raise checks.error("pilot.dataset", config.dataset, problem, "Use more public data or more teachers.")
         records = replace(select(data.private, np.arange(num_teachers * shard_size)), unit="record")
         recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS), backend="vectorized")
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
@@ -111,9 +108,10 @@ class Pilot:
 def simulate_release(
     method: TeacherVotes, pilot_votes: Votes, truth_Q: Tensor, *, min_queries: int, seed: int
 ) -> Forecast:
-    """Draw votes like the pilot's and apply the mechanism to them, in whole releases: some mechanisms stop early.
+    """Draw K votes per question from the pilot's vote shares, and answer them by the mechanism.
 
-    Nothing here is private, so that the noise may be seeded; every row of a plan is tried on the same votes.
+    Whole releases are simulated, because some mechanisms stop early. No value is private, so continuous noise is
+    seeded. Rows of a plan with the same K and the same number of questions have the same votes.
     """
     mechanism, num_teachers, size = method.mechanism, method.num_teachers, min(method.num_queries, MAX_PILOT_QUERIES)
     index_Q = torch.arange(math.ceil(min_queries / size) * size) % len(pilot_votes.counts_QC)

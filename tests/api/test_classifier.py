@@ -220,7 +220,7 @@ REFUSED = {
     "one class": ({"classes": [0]}, {}, "at least 2 classes"),
     "no listed class": ({"classes": ["a", "b"]}, {}, "classes"),
     "chosen by": ({"chosen_by": "luck"}, {}, "chosen_by"),
-    "public": ({}, {"public": None}, "public=None: must be given"),
+    "public": ({}, {"public": None}, "public=None: must be unlabeled public points"),
     "account": ({"account": None}, {}, "account=None: must name"),
     "epsilon": ({"epsilon": 0.0}, {}, "epsilon"),
     "delta": ({"delta": 2.0}, {}, "delta"),
@@ -237,8 +237,8 @@ REFUSED = {
     "columns": ({}, {"X": pd.DataFrame(X), "public": pd.DataFrame(PUBLIC)[[0]]}, "lacks the columns 1"),
     "teacher": ({"teacher": LogisticRegression()}, {}, "teacher"),
     "student": ({"student": torch.nn.Linear(2, 3)}, {}, "student.*Pass lambda"),
-    "student of DP-SGD": ({"method": "dpsgd", "student": LogisticRegression()}, {}, "student.*DP-SGD"),
-    "encoder": ({"encoder": "wordllama"}, {}, "encoder='str': must be an Encoder, or an EncoderCard"),
+    "student of DP-SGD": ({"method": "dpsgd", "student": LogisticRegression()}, {}, "student.*dpsgd"),
+    "encoder": ({"encoder": "wordllama"}, {}, "encoder='str': must be an Encoder, or the EncoderCard"),
 }
 
 
@@ -300,7 +300,7 @@ def test_a_table_with_words_and_gaps_and_a_release_that_another_process_applies(
     assert list(clf.feature_names_in_) == ["age", "ward"] and clf.n_features_in_ == 2
     assert clf.privacy_["guarantee"]["unit"] == "group:patient"
     release = clf.save_release(tmp_path / "out")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="is not empty"):
         clf.save_release(tmp_path / "out")
     assert load_student(release).predict_names(new) == clf.predict(new).tolist()
     new.to_csv(tmp_path / "new.csv", index=False)

@@ -150,7 +150,7 @@ def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
         ({"allow_duplicate_account": "yes"}, "allow_duplicate_account"),
         ({"allow_uninformative_labels": "yes"}, "allow_uninformative_labels"),
         ({"std": [1.0, 1.0]}, r"std.*together with mean"),
-        ({"teacher": Network()}, "fresh network"),
+        ({"teacher": Network()}, "new network"),
     ],
     ids=str,
 )

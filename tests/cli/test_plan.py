@@ -69,7 +69,7 @@ def test_the_account_of_the_data_set_is_read_and_nothing_is_charged(home):
         head, entries = ledger.get_head(), len(ledger.read_entries())
     report = plan("num_teachers=50", "mechanism.sigma=8.3")
     assert (report.budget_epsilon, report.budget_source) == (4.0, "the account's cap")
-    assert any("of 4 at delta 1e-4, add_remove; what is left holds" in note for note in report.notes)
+    assert any("of 4 at delta 1e-4, add_remove. The column fits refers to" in note for note in report.notes)
     with Ledger(home / "ledger.sqlite") as ledger:
         assert (ledger.get_head(), len(ledger.read_entries())) == (head, entries)
 
@@ -136,23 +136,23 @@ def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path
     (data,) = seen
     assert sorted(data.private.x.tolist()) == sorted(feature_ND.tolist()) and not (tmp_path / "mails.csv").exists()
     (choice,) = report.choices
-    assert choice.forecast.accuracy > 0.8 and any("Tried on old" in note for note in report.notes)
+    assert choice.forecast.accuracy > 0.8 and any("measured on old" in note for note in report.notes)
 
 
 def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(encoded, tmp_path, capsys):
     planned = (*encoded, "dataset.name=mails", "pilot.dataset=old", *BRIEF)
     mails(tmp_path, "bare", seed=2, labeled=False)
     for settings, message in (
-        (planned, "the very records"),  # nobody knows of which file
-        ((*planned, "labels_only=true"), "the very records"),
-        ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "the very records"),
-        ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "the very records"),
-        ((*encoded, "dataset.path=mails.csv", "pilot.dataset=bare", *BRIEF), "of unknown classes"),
+        (planned, "must not hold the private records"),  # nobody knows of which file
+        ((*planned, "labels_only=true"), "must not hold the private records"),
+        ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "must not hold the private records"),
+        ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "must not hold the private records"),
+        ((*encoded, "dataset.path=mails.csv", "pilot.dataset=bare", *BRIEF), "but has no labels"),
         ((*encoded, "pilot.dataset=digits", "pilot.num_classes=10", *BRIEF), "because points are images"),
-        ((*encoded, "pilot.dataset=nosuch"), "is no data set here"),
-        ((*encoded, "pilot.dataset=libsvm"), "not declared as public"),
+        ((*encoded, "pilot.dataset=nosuch"), "does not exist"),
+        ((*encoded, "pilot.dataset=libsvm"), "must be declared as public"),
         ((*encoded, "pilot.dataset=digits", "pilot.num_classes=3"), "10 classes"),
-        (("pilot.dataset=digits",), "the very records"),
+        (("pilot.dataset=digits",), "must not hold the private records"),
         (("dataset=csv", "pilot.dataset=digits"), "nominal_size"),
     ):
         assert command.main(settings) == 2

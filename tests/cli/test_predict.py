@@ -70,7 +70,7 @@ def test_a_release_alone_predicts_records_of_any_file(tables, tmp_path, capsys):
     frame.to_csv(tmp_path / "new.csv", index=False)
     frame.drop(columns="label").to_parquet(tmp_path / "new.parquet")
     (code, table, err), of_parquet = (run(capsys, away, tmp_path / f"new.{kind}") for kind in ("csv", "parquet"))
-    assert (code, err) == (0, "Not used: label.\n") and of_parquet == (0, table, "")
+    assert (code, err) == (0, "Ignored columns: label.\n") and of_parquet == (0, table, "")
     found = rows(table)
     assert [row["id"] for row in found] == [str(row) for row in range(30)]
     assert list(found[0]) == ["id", "label", "probability_short", "probability_tall"]
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_one_line_that_names_it(tables, tmp_path, capsys):
     assert (code, out) == (2, "") and "town='Oz' (row 2)" in err and "unknown=zeros" in err and err.count("\n") == 1
     output = tmp_path / "said.csv"
     code, out, err = run(capsys, away, tmp_path / "new.csv", "--unknown", "zeros", "--id", "name", "--output", output)
-    assert (code, out, err) == (0, "", "Not used: label.\n")
+    assert (code, out, err) == (0, "", "Ignored columns: label.\n")
     assert [row["id"] for row in rows(output.read_text())] == list("wxyz")
     frame.drop(columns=["town", "height"]).to_csv(tmp_path / "less.csv", index=False)
     code, out, err = run(capsys, away, tmp_path / "less.csv")

@@ -8,8 +8,7 @@ import torch
 from pate_torch.config import RunConfig
 from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.planning.choice import Choice, PlanEvaluator
-from pate_torch.planning.report import PlanReport
+from pate_torch.planning.choice import Choice, PlanEvaluator, PlanReport
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.queries.random import Random
 from tests.run_configs import run_config

@@ -168,8 +168,8 @@ def votes_of(plan: RunConfig) -> tuple[Any, Votes]:
 def brought(plan: RunConfig) -> None:
     """A file of votes, to the label command's own function."""
     data, votes = votes_of(plan)
-    rows = label.VotesOnlyDataset(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
-                      unit=data.private.unit, size=len(votes))  # fmt: skip
+    spec = dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,))
+    rows = label.make_votes_dataset(spec, data.private.unit, len(votes))
     passive = Random(name="passive", shuffle=False)
     pipeline.run(changed(plan, dataset=rows, query=passive, method=partial(VotesFile, votes=votes), features=None,
                          private_epsilon=None, student=None, guide_student=None, baseline=False))  # fmt: skip

@@ -342,7 +342,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monke
     with monkeypatch.context() as full:
         full.setattr(place, fail(OSError(28, "No space left on device")))
         line = train(tmp_path, monkeypatch=full).error
-    assert "No space left on device" in line and "free some space" in line
+    assert "No space left on device" in line and "Free some space" in line
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         (account,) = ledger.verify()
         assert account.num_releases + account.num_open == charged

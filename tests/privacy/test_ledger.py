@@ -657,7 +657,7 @@ def test_a_price_is_shown_rounded_up_with_the_delta_as_given(path, ledger, capsy
     ledger.open_account("digits", **TERMS, planned_events=[PureDPEvent(epsilon=0.05), DeltaEvent(delta=2e-6)])
     ledger.reserve("digits", [DeltaEvent(delta=2e-6)], **FACTS)
     assert main(["show", "--path", str(path)]) == 0
-    assert "only delta is paid, 2e-06" in capsys.readouterr().out
+    assert "only delta is spent: 2e-06" in capsys.readouterr().out
 
 
 def test_the_table_fits_eighty_columns(path, ledger, capsys):
