@@ -6,9 +6,9 @@
         report = session.publish(written, student)    # write the reports of release/ and private/
     session.finish()                                  # the same call makes a new release from now on
 
-The first step is in ``opening.py``. It refuses choices that cannot work before it locks the folder, and it refuses a run
-that the cap of the account does not admit before anything is trained. If a release is interrupted after its
-reservation, the worst case stays charged.
+The first step is in ``opening.py``. It refuses choices that cannot work before it locks the folder, and a run that the
+cap of the account does not admit before anything is trained. If a release is interrupted after its reservation, the
+worst case stays charged.
 
 Two options make a second reservation: the choice of a student by private records (``fit``), and the publication of the
 data-dependent price (``publish_private_price``).
