@@ -518,7 +518,7 @@ def forge(path: Path, *entries) -> None:
     [
         ({"number": 2}, "a resumption is missing"),
         ({"number": 0}, "a resumption is missing"),
-        ({"state": "other"}, "does not stand"),
+        ({"state": "other"}, "was not suspended in the state"),
         ({"reservation": "0" * 16}, "does not add up"),
     ],
     ids=str,
