@@ -1,4 +1,4 @@
-"""Public facts about the data of a run. Prices, refusals and plans depend on these facts alone."""
+"""Public facts about the data of a run, on which alone prices, refusals and plans depend."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class DatasetFacts:
         pool: The public points.
         unit: Kind of the privacy unit.
         partition: Rule that assigns units to shards. It fixes the adjacency.
-        num_units: Number of private records under ``replace_one``, where it is public. None under ``add_remove``.
+        num_units: Number of private records under ``replace_one``, where this number is public. None under
+            ``add_remove``.
         has_records: Whether private records are present. False for votes that were made elsewhere.
         supported_adjacencies: Relations under which a change of one unit leaves every other record unchanged.
-        advice: Advice for a run that needs another relation.
+        advice: Advice for a run with another neighboring relation.
     """
 
     spec: DataSpec
@@ -49,11 +50,10 @@ class DatasetFacts:
 
     @property
     def adjacency(self) -> str:
-        """The neighboring relation of the run."""
         return self.partition.adjacency
 
     def check_adjacency(self) -> None:
         """Raise ValueError if a change of one unit could affect other records of these data."""
         if self.adjacency not in self.supported_adjacencies:
-            problem = f"cannot be promised for {self.spec.name}: one unit's change could move other records"
+            problem = f"is not supported by {self.spec.name}, because a change of one unit could affect other records"
             raise checks.error("partition", self.adjacency, problem, self.advice)

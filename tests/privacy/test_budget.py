@@ -274,7 +274,6 @@ def test_noise_is_over_with_its_spending(ledger, error):
         lambda: noise.draw_gaussian((3,), 1.0, CPU),
         lambda: noise.draw_laplace((3,), 1.0, CPU),
         lambda: noise.draw_uniform((3,), CPU),
-        lambda: noise.draw_exponential((3,), CPU),
         lambda: noise.draw_gumbel((3,), CPU),
         lambda: spending.record_cost([EACH]),
         lambda: spending.suspend(STATE),
