@@ -19,9 +19,8 @@ from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import check_delta, check_noise
-from pate_torch.privacy.partition import Partition, drop_unusable
+from pate_torch.privacy.partition import DatasetFacts, Partition, drop_unusable
 from pate_torch.privacy.records import SELECTION_BASES, Dataset, PrivateRecords
 from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm

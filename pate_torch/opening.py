@@ -25,8 +25,8 @@ from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
 from pate_torch.privacy.budget import Budget
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
@@ -115,8 +115,7 @@ class OpenRun:
         Args:
             config: Choices of the run.
             clock: Timer of the stages. None to start a new timer.
-            format_alternative: Function that suggests other settings if noise outweighs the votes. None for general
-                advice.
+            format_alternative: Function that suggests settings if noise outweighs the votes. None for general advice.
 
         Raises:
             ValueError: A choice cannot work. Nothing has been charged or trained.

@@ -15,7 +15,7 @@ from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.opening import AlternativeFormatter, make_inputs
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import ReleaseSession
 from pate_torch.teachers import distributed

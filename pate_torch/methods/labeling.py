@@ -31,7 +31,7 @@ from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.methods.base import MethodInputs, PreparedMethod, PrivateMethod
 from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.budget import Budget, Spending
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import DataSpec, PublicPool, Release
 from pate_torch.privacy.sensitive import (
     CellHistogram,

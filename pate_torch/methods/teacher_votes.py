@@ -34,8 +34,7 @@ from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.description import MethodDescription
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.voting import VotingMethod, describe
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.partition import DatasetFacts, assign_shards
 from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
 from pate_torch.teachers.independence import Trial

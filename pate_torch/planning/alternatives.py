@@ -8,7 +8,7 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:

@@ -1,4 +1,4 @@
-"""Partitions of the private records into disjoint shards, and other selections of records by privacy unit.
+"""Partitions of the private records into disjoint shards, other selections by privacy unit, and public facts.
 
 Each privacy unit reaches one teacher. Under both neighboring relations a unit therefore controls one teacher's vote in
 each question, so the L2 sensitivity of the votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pate_torch.core import checks, rng
-from pate_torch.privacy.records import LABEL_UNIT, Dataset, PrivateRecords, Shards
+from pate_torch.privacy.records import ADJACENCIES, LABEL_UNIT, Dataset, DataSpec, PrivateRecords, PublicPool, Shards
 from pate_torch.privacy.unit_ids import UnitIds, compute_keyed_hash, make_position_ids
 
 
@@ -118,6 +118,56 @@ class ReplaceOne(Partition):
         order_N = rng.make_numpy_generator(seed, "partition", "replace_one").permutation(count)
         shard_N = np.arange(count) * num_teachers // count
         return _build_shards(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetFacts:
+    """Releasable. Public facts of a data set, on which alone prices, refusals and plans depend.
+
+    Attributes:
+        spec: Shape, classes and declared size of the data.
+        pool: The public points.
+        unit: Kind of the privacy unit.
+        partition: Rule that assigns units to shards. It fixes the adjacency.
+        num_units: Number of private records under ``replace_one``, where this number is public. None under
+            ``add_remove``.
+        has_records: Whether private records are present. False for votes that were made elsewhere.
+        supported_adjacencies: Relations under which a change of one unit leaves every other record unchanged.
+        advice: Advice for a run with another neighboring relation.
+    """
+
+    spec: DataSpec
+    pool: PublicPool
+    unit: str
+    partition: Partition
+    num_units: int | None
+    has_records: bool = True
+    supported_adjacencies: tuple[str, ...] = ADJACENCIES
+    advice: str = ""
+
+    @classmethod
+    def from_dataset(cls, data: Dataset, partition: Partition) -> DatasetFacts:
+        """Collect the public facts of a loaded data set."""
+        return cls(
+            spec=data.spec,
+            pool=data.pool,
+            unit=data.private.unit,
+            partition=partition,
+            num_units=len(data.private) if partition.adjacency == "replace_one" else None,
+            has_records=len(data.private) > 0,
+            supported_adjacencies=data.adjacencies,
+            advice=data.advice,
+        )
+
+    @property
+    def adjacency(self) -> str:
+        return self.partition.adjacency
+
+    def check_adjacency(self) -> None:
+        """Raise ValueError if a change of one unit could affect other records of these data."""
+        if self.adjacency not in self.supported_adjacencies:
+            problem = f"is not supported by {self.spec.name}, because a change of one unit could affect other records"
+            raise checks.error("partition", self.adjacency, problem, self.advice)
 
 
 def assign_shards(partition: Partition, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:

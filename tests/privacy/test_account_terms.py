@@ -31,10 +31,9 @@ from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.privacy.accounts import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import MechanismContext
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
