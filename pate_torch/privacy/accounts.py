@@ -353,16 +353,17 @@ def budget_exceeded_error(
         )
     else:
         cause = (
-            f"epsilon {spent_epsilon:.6g} is spent, this release asks for {requested_epsilon:.6g} alone, and both"
-            f" together ({total_epsilon:.6g}) pass the cap {account_filter.epsilon:.6g} at"
-            f" delta={account_filter.delta:g}"
+            f"epsilon {spent_epsilon:.6g} is spent, this release alone costs {requested_epsilon:.6g}, and both together"
+            f" ({total_epsilon:.6g}) pass the cap {account_filter.epsilon:.6g} at delta={account_filter.delta:g}"
         )
-    advice = f"What would fit: {100 * fitting_share:.3g} % of it" if fitting_share else "Nothing more of its kind fits"
+    advice = "No further release of this kind fits"
+    if fitting_share:
+        advice = f"The rest of the cap admits {100 * fitting_share:.3g} % of this release"
     is_gaussian = all(isinstance(event, GaussianEvent | ZCDPEvent | DeltaEvent) for event in events)
     if is_gaussian and 0 < remaining_scalar < requested_cost.scalar:
         noise_factor = (requested_cost.scalar / remaining_scalar) ** 0.5
         advice += f", or all of it with {noise_factor:.4g} times the noise"
-    message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
+    message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}. You can also {remedy}."
     return BudgetExceeded(
         message,
         spent_epsilon=spent_epsilon,
