@@ -1,4 +1,4 @@
-"""Makes a release from its first step to its last. Every command and class that releases anything uses this module.
+"""Makes a release from its first step to its last. Only ``PrivateLabeler`` releases answers without this module.
 
     with ReleaseSession.open(config) as session:      # check the choices, lock the folder, open the account
         written = session.run()                       # prepare, reserve, draw noise, write, commit
@@ -104,7 +104,7 @@ class ReleaseSession(OpenRun):
     def publish_private_price(self, written: WrittenRelease) -> str | None:
         """Publish the data-dependent price, which has a price itself, and return a message with the published epsilon.
 
-        Return None if the configuration has no ``private_epsilon``, or if an earlier run made the release.
+        None if the configuration has no ``private_epsilon``, or if an earlier run made the release.
         """
         config, method, prepared = self.config, self.config.method, self.prepared
         if config.private_epsilon is None or written.release.id not in self.reservation_ids:
