@@ -1,7 +1,7 @@
 """Differentially private deep learning by PATE: ``from pate_torch import PATEClassifier, PATE, load_student``.
 
-The names are imported when first used, so that ``import pate_torch`` (and ``pate --help``) stays quick. The import
-changes nothing in the host program: no environment variable, no import hook.
+The names are imported at their first use, so that ``import pate_torch`` and ``pate --help`` are quick. The import sets
+no environment variable and no import hook.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pate_torch.api.pate import PATE as PATE
     from pate_torch.students.store import load_student as load_student
 
-_HOMES = {
+_MODULE_BY_NAME = {
     "PATEClassifier": "pate_torch.api.classifier",
     "PATE": "pate_torch.api.pate",
     "PrivateLabeler": "pate_torch.api.labeler",
@@ -26,10 +26,10 @@ __all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'pate_torch' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return [*globals(), *_MODULE_BY_NAME]

@@ -1,4 +1,4 @@
-"""``python -m pate_torch`` is ``pate``."""
+"""Runs the command ``pate``, for ``python -m pate_torch``."""
 
 import sys
 

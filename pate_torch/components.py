@@ -1,11 +1,11 @@
-"""The components that a run is configured from: ``mechanism=laplace`` names ``COMPONENTS["mechanism"]["laplace"]``.
+"""Components from which a run is configured: ``mechanism=laplace`` selects ``COMPONENTS["mechanism"]["laplace"]``.
 
-Each component is a mapping from keys to values, as a YAML file of the group would be: ``_target_`` names a dataclass,
-and the other keys are fields of that dataclass, whose docstring explains them. ``get_component`` adds the fields that a
-mapping leaves out, so that a default stands in the dataclass alone. Data sets and experiments are YAML files in conf/,
-and a user's own components are YAML files, too.
+Each component is a mapping with the content of a Hydra configuration file: ``_target_`` is the path of a dataclass, and
+the other keys are fields of this dataclass, whose docstring explains them. ``get_component`` adds the fields that the
+mapping leaves out, so that each default is written in the dataclass only. Data sets, experiments and a user's
+components are YAML files.
 
-Classes are named, not imported: importing all of them takes seconds.
+The paths of classes are strings, because importing all classes takes seconds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
             batch_size="${recommended.student_batch}",
             unlabeled_batch="${recommended.unlabeled_batch}",
         ),
-        # Several FixMatch students, each with features and random streams of its own, whose predictions are pooled.
+        # Several FixMatch students with separate features and random streams, whose predictions are pooled.
         "fixmatch_ensemble": _target(
             "students.self_training.PooledStudent",
             defaults=[{"/student@member": "fixmatch"}, "_self_"],
@@ -112,8 +112,8 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "logistic": _target("students.linear.Logistic"),
         "none": {"name": "none"},
         "released_model": _target("students.linear.ReleasedModel", features="${features}"),
-        "same": {"name": "same"},  # as guide_student: the student that is published guides the rounds, too
-        # The first student's labels are propagated already, and tell how common each class is.
+        "same": {"name": "same"},  # for guide_student: the published student itself guides the rounds
+        # The first student learns from labels that were propagated before, and that show how frequent each class is.
         "self_training": _target(
             "students.self_training.SelfTraining",
             features="${features}",
@@ -132,14 +132,14 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
                 "label_noise": 0.005,
             },
         ),
-        # The supervised student is quick, because it also guides rounds of questions.
+        # The supervised student has few steps, because it also guides rounds of questions.
         "supervised": _target("students.training.Supervised", **_NETWORK, steps=400),
         "vat": _target("students.semi_supervised.Vat", **_STUDENT),
     },
     "teacher": {
         **{network: {**_TEACHER, "network": network} for network in ("convnet", "lean_cnn", "mlp", "resnet")},
         "logistic": {**_TEACHER, "network": "logistic", "learning_rate": 1e-2, "augment": None},
-        # Linear heads over frozen features of the public points: they learn from a shard of some sixty records.
+        # Linear heads on frozen features that were learned from public points, for shards of about sixty records.
         "public_start": {
             "defaults": ["standard", {"/features@start.features": "contrastive"}, "_self_"],
             "network": "logistic",
@@ -152,7 +152,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "standard": _TEACHER,
     },
 }
-"""What each component states, by its group and its name."""
+"""Mapping of each component, by group and name."""
 
 _FROM_RUN: Final = {
     "mechanism": {
@@ -166,13 +166,13 @@ _FROM_RUN: Final = {
     },
     "method": {"num_teachers": "${num_teachers}", "teachers_id": "${teachers}"},
 }
-"""Interpolations that take the place of a field's default, by group and field."""
+"""Interpolations that replace the default of a field, by group and field."""
 _NOT_IN_METHOD: Final = {"teacher", "alias", "noise_multiplier"}
-"""Fields of a method beside those of ``LabelingMethod`` that another group gives, or Python code alone."""
+"""Fields of a method, besides those of ``LabelingMethod``, that another group or only Python code sets."""
 
 
 def get_component(group: str, name: str) -> Component:
-    """The configuration of one component, with all fields; an alias has that of the component that is meant."""
+    """Return the configuration of one component with all its fields. An alias returns the component that it names."""
     values = copy.deepcopy(COMPONENTS[group][name])
     if set(values) == {"defaults"}:
         return get_component(group, values["defaults"][0])
@@ -187,7 +187,7 @@ def get_component(group: str, name: str) -> Component:
         if field.name in omitted or field.name.startswith("_"):
             continue
         if field.name in values:
-            values[field.name] = values.pop(field.name)  # for the order of the class
+            values[field.name] = values.pop(field.name)  # moves the key, so that keys have the order of the fields
         elif field.name in from_run:
             values[field.name] = from_run[field.name]
         elif field.default is not dataclasses.MISSING:

@@ -1,4 +1,4 @@
-"""Configuration of a run: its parts are checked against each other before anything is read, trained or charged."""
+"""Configuration of a run, whose parts are checked against each other before anything is read, trained or charged."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import check_delta, check_noise
-from pate_torch.privacy.partition import Partition, drop_unusable
+from pate_torch.privacy.partition import DatasetFacts, Partition, drop_unusable
 from pate_torch.privacy.records import SELECTION_BASES, Dataset, PrivateRecords
 from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
@@ -35,14 +34,15 @@ class PrivacyConfig:
 
     Attributes:
         delta: Delta of the account. All releases of the account together are (epsilon, delta)-differentially private.
-        insecure_noise_seed: Seed that makes the noise repeatable, and the run not private. None if noise is secret.
+        insecure_noise_seed: Seed that makes the noise repeatable and the run not private. None for secret noise.
         budget_epsilon: Cap of the account, which its first charge fixes. If None, the account keeps its cap, and a new
             account gets ``opening_budget``.
         opening_budget: Cap of a new account for which ``budget_epsilon`` is None.
-        target_epsilon: Epsilon of the release, to which its noise is calibrated. None if the noise is given.
-        allow_duplicate_account: Whether records that another account was charged for may be charged here, too.
+        target_epsilon: Epsilon of the release, to which its noise is calibrated. None to use the noise of the method.
+        allow_duplicate_account: Whether this account may be charged for records that another account was charged for.
         first_charge_only: Whether the charge is refused if the account has any reservation.
-        chosen_by: How this release is chosen among several settings (``records.SELECTION_BASES``). None if not stated.
+        chosen_by: Basis on which the settings of this release are chosen (``records.SELECTION_BASES``). None if it is
+            not stated.
 
     Raises:
         ValueError: A value is out of range.
@@ -78,16 +78,18 @@ class RunConfig:
         privacy: Terms of the account.
         root: Folder of stored teachers and of the ledger.
         folder: Folder of this run.
-        student: Algorithm that learns from the released labels. None if only labels are wanted.
-        encoder: Frozen encoder of all points. It is moved into ``dataset``, so that a run sees features alone.
-        selection: Choice of one of several students by private records. None if there is one student.
-        private_epsilon: Publication of the data-dependent price. None if the price is not published.
-        membership: Membership attack on the student, for the owner. None if there is no attack.
-        labels: Id of an earlier release, whose labels the student learns from. None if new labels are released.
-        seed: Seed of splits, initialization and batches, never of noise.
+        student: Algorithm that learns from the released labels. None to train no student.
+        encoder: Frozen encoder of all points, which ``__post_init__`` moves into ``dataset``. None to use the points as
+            they are.
+        selection: Choice of one of several students by private records. None to train ``student`` alone.
+        private_epsilon: Publication of the data-dependent price. None to keep the price private.
+        membership: Membership attack on the student, for the owner. None to make no attack.
+        labels: Id of an earlier release from whose labels the student learns. None to make a new release.
+        seed: Seed of splits, initialization and batches. It never seeds noise.
         device: Device of training and inference.
-        baseline: Recipe of a model that is trained on all records without privacy, for the owner. None if not wanted.
-        quiet: Whether progress is not shown.
+        baseline: Recipe of a model that is trained on all records without privacy, for the owner. None to train no such
+            model.
+        quiet: Whether to hide progress.
 
     Raises:
         ValueError: Choices cannot be combined, whatever the data.
@@ -119,22 +121,24 @@ class RunConfig:
             object.__setattr__(self, "dataset", encoded)
             object.__setattr__(self, "encoder", None)
         if self.selection is not None and self.method.noise != "torch":
-            problem = "draws its noise in floating point, not in whole numbers"
+            problem = f"draws continuous noise, which cannot be combined with noise={self.method.noise}"
             raise checks.error("selection", self.selection.name, problem, "Use noise=torch, or selection=none.")
         if self.selection is not None and self.method.releases_model:
-            fix = "Use selection=none: the model that is released is the student."
-            raise checks.error("selection", self.selection.name, f"cannot go with method={self.method.name}", fix)
+            fix = "Use selection=none, because the released model is itself the student."
+            problem = f"cannot be combined with method={self.method.name}"
+            raise checks.error("selection", self.selection.name, problem, fix)
         if self.private_epsilon is not None and not isinstance(self.method, VotingMethod):
-            fix = "Leave out private_epsilon: there are no votes of teachers."
+            fix = "Leave out private_epsilon, whose price depends on votes of teachers."
             raise checks.error("method", self.method.name, "cannot be combined with private_epsilon", fix)
         if isinstance(self.method, VotesFile) and (self.labels is not None or self.selection is not None):
             key = "selection" if self.labels is None else "labels"
-            fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
+            fix = f"Leave out {key}, which needs the private records behind the votes."
             raise checks.error("votes", str(self.method.path), f"cannot be combined with {key}", fix)
         if self.labels is not None:
             run_folders.check_hex_id("labels", self.labels)
             if isinstance(self.method, TeacherVotes) and self.method.teachers_id is not None:
-                raise checks.error("labels", self.labels, "a release is reused without teachers", "Leave out teachers.")
+                problem = "cannot be combined with teachers, because the labels are already released"
+                raise checks.error("labels", self.labels, problem, "Leave out teachers.")
         elif self.student is not None:
             self.method.check_student(self.student)
 
@@ -149,7 +153,7 @@ class RunConfig:
         return self.student is not None or self.selection is not None
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> RunConfig:
-        """Return this configuration with settings that follow from the data: votes, number of questions, noise.
+        """Return this configuration with the settings that follow from the data, such as the number of questions.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
@@ -160,7 +164,7 @@ class RunConfig:
         return replace(self, method=method)
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        """Return all events that this run may charge: of the release, a student's choice, and a published price."""
+        """Return all events that this run may charge: the release, the choice of a student, and a published price."""
         release_events = () if self.labels is not None else self.method.privacy_events(facts)
         return release_events + self.extra_privacy_events(facts.spec.num_classes)
 
@@ -189,17 +193,14 @@ class RunConfig:
         )
 
     def validate(self, facts: DatasetFacts) -> None:
-        """Refuse choices that cannot work on these data, before anything is trained, written or charged.
+        """Raise ValueError for choices that cannot work on these data, before anything is trained, written or charged.
 
-        Choices that would fail only after the labels are paid for are refused here, too: for example, a network of the
+        Choices that would fail only after the labels are paid for are refused here, too, such as a network of the
         student that cannot take the data.
-
-        Raises:
-            ValueError: A choice cannot work; the message gives the key, its value, what is allowed and what to do.
         """
         if facts.spec.kind == "text" and facts.spec.encoder is None:
             fix = "Use features=encoder features.weights=<file> features.tokenizer=<file>."
-            raise checks.error("features", None, "must be an encoder: points are texts", fix)
+            raise checks.error("features", None, "must be an encoder, because points are texts", fix)
         if self.labels is None or self.selection is not None:
             facts.check_adjacency()
         if self.labels is None:
@@ -226,8 +227,8 @@ class DataSplits:
     Attributes:
         data: Data without the private records that are held out.
         all_private: All private records, whose account is charged.
-        validation: Records held out for choosing a student. None if there are none.
-        membership_holdout: Records held out for the owner's membership test. None if there are none.
+        validation: Records held out for choosing a student. None without ``config.selection``.
+        membership_holdout: Records held out for the owner's membership attack. None if no records are held out.
     """
 
     data: Dataset
@@ -237,7 +238,7 @@ class DataSplits:
 
     @classmethod
     def from_config(cls, config: RunConfig, stages: Stages) -> DataSplits:
-        """Load the data set and split it as the configuration says."""
+        """Load the data set, drop unusable records, and hold out the records for a student's choice and an attack."""
         source, validation, membership_holdout = config.dataset, None, None
         data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
         data = drop_unusable(data, config.partition.adjacency)
@@ -250,8 +251,8 @@ class DataSplits:
 
 
 class Study(ABC):
-    """Experiment of several runs, which an experiment's ``study`` names in place of one run."""
+    """An experiment of several runs, which the key ``study`` of an experiment's file names."""
 
     @abstractmethod
     def run(self, plan: RunConfig) -> object:
-        """Run the study. Raise ValueError for a choice that cannot work, before anything is charged."""
+        """Run the study. Raises ValueError for a choice that cannot work, before anything is charged."""

@@ -1,22 +1,23 @@
-"""Opens a run: loads its data, checks its choices, locks its folder, and opens its account.
+"""Opens a run: loads its data, checks its choices, locks its folder, and opens the account that it charges.
 
-The order keeps a refusal free of traces: a choice that cannot work is refused before a folder, a lock or a ledger is
-created, and a run that the account does not admit is refused before anything is trained.
+The order matters. A choice that cannot work is refused before a folder, a lock or a ledger is created, and a run that
+the account does not admit is refused before anything is trained.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from pate_torch.account import check_new_account_cap, open_budget, read_caps
+from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import DataSplits, RunConfig
-from pate_torch.core import run_folders
+from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest, create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
@@ -24,8 +25,8 @@ from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
 from pate_torch.privacy.budget import Budget
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
@@ -33,10 +34,10 @@ from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.students.store import load as load_student
-from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.store import RecordHashes, TeacherStore
 
 AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
-"""Suggests other settings for a run whose noise outweighs its votes."""
+"""Function that suggests other settings for a run whose noise outweighs its votes."""
 
 
 def make_inputs(
@@ -69,18 +70,18 @@ class OpenRun:
         splits: PRIVATE. Data of the run.
         facts: Public facts about the data.
         ledger: Ledger that holds the account.
-        stages: Reports progress.
-        clock: Times every stage.
-        exit_stack: Closes with the run.
+        stages: Display of progress.
+        clock: Timer of the stages.
+        exit_stack: Stack of the resources that are closed with the run.
         budget: Budget of the account. None if nothing is charged.
-        reused: Release that is taken in place of a new one. None if a new one is made.
-        reservation_ids: Reservations that this run has made.
+        reused: Earlier or interrupted release that the run continues from. None if the run makes a new release.
+        reservation_ids: Ids of the reservations that this run has made.
         owner: Statements of the owner of the data.
-        forecast: Warning, from public values, about labels that will be mostly noise. None if there is none.
-        unfinished_call: Note by which the same call finds this run again if it is interrupted. None if no call could
-            use the note.
-        has_private_folder: Whether the run keeps files for its owner.
-        prepared: PRIVATE. Method that answered in this run. None if none has.
+        forecast: Warning, from public values, that labels will be mostly noise. None if no warning is due.
+        unfinished_call: Note by which the same call finds this run again after an interruption. None if the call
+            cannot be resumed.
+        has_private_folder: Whether the run writes files for the owner of the data.
+        prepared: PRIVATE. Method that answered in this run. None before a release, and for a reused release.
     """
 
     config: RunConfig
@@ -113,11 +114,11 @@ class OpenRun:
 
         Args:
             config: Choices of the run.
-            clock: Times the stages. If None, a new one does.
-            format_alternative: Suggests other settings if noise outweighs the votes. If None, the advice is general.
+            clock: Timer of the stages. None to start a new timer.
+            format_alternative: Function that suggests settings if noise outweighs the votes. None for general advice.
 
         Raises:
-            ValueError: A choice cannot work; nothing has been charged or trained.
+            ValueError: A choice cannot work. Nothing has been charged or trained.
             BudgetExceeded: The account's cap does not admit this run.
         """
         clock = StageTimer() if clock is None else clock
@@ -133,18 +134,18 @@ class OpenRun:
             planned_events = config.privacy_events(facts)
             reused = unfinished_call = forecast = None
             if config.labels is None:
-                with open_existing_ledger(config.ledger_path) as existing_ledger:
+                with _open_existing_ledger(config.ledger_path) as existing_ledger:
                     config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
-                    check_new_account_cap(config, facts.spec.name, planned_events, read_caps(existing_ledger))
+                    _check_new_account_cap(config, facts.spec.name, planned_events, _read_caps(existing_ledger))
                 if (warning := config.method.forecast_warning(facts)) is not None:
                     advice = NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)
                     forecast = f"{warning} {advice}"
-                unfinished_call = make_unfinished_call(config, facts, splits.all_private)
-                config, reused = resume_call(config, facts, unfinished_call, stages)
-                exit_stack.enter_context(run_folder_lock(config))
+                unfinished_call = _make_unfinished_call(config, facts, splits.all_private)
+                config, reused = _resume_call(config, facts, unfinished_call, stages)
+                exit_stack.enter_context(_run_folder_lock(config))
                 ledger = exit_stack.enter_context(Ledger(config.ledger_path))
             else:
-                ledger, reused = exit_stack.enter_context(open_reused_release(config, facts))
+                ledger, reused = exit_stack.enter_context(_open_reused_release(config, facts))
             run = cls(
                 config=config,
                 splits=splits,
@@ -160,7 +161,7 @@ class OpenRun:
                 reservation_ids=[reused.release.id] if reused is not None and config.labels is None else [],
                 has_private_folder=config.trains_student or config.method.releases_model,
             )
-            run._open_account(planned_events)
+            run._open_budget(planned_events)
             if forecast is not None:
                 stages.print_message(forecast)
             yield run
@@ -195,9 +196,9 @@ class OpenRun:
         """
         create_private_folder(config.root, "store")
         fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), data.private)
-        return open_budget(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
+        return _open_account(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
 
-    def _open_account(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
+    def _open_budget(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
         """Open the account if anything is charged, and create the owner's folder."""
         config, store, records = self.config, TeacherStore(self.config.root), self.splits.all_private
         if planned_events:
@@ -205,11 +206,11 @@ class OpenRun:
                 fingerprint = config.method.compute_fingerprint(store, records)
             else:
                 fingerprint = store.compute_content_fingerprint(records)
-            self.budget = open_budget(config, self.ledger, self.splits.data, planned_events, fingerprint)
+            self.budget = _open_account(config, self.ledger, self.splits.data, planned_events, fingerprint)
             if not self.reservation_ids:
                 self.budget.check_events(planned_events)
         if self.has_private_folder:
-            create_private_folder(self.private_dir)  # a disk that refuses it does so before anything is charged
+            create_private_folder(self.private_dir)  # now, so that a full disk stops the run before anything is charged
 
     @property
     def release_dir(self) -> Path:
@@ -223,14 +224,14 @@ class OpenRun:
 
     @functools.cached_property
     def private_writer(self) -> PrivateWriter | None:
-        """PRIVATE. The owner's TensorBoard; None if the run keeps no files for its owner."""
+        """PRIVATE. Writer of the owner's TensorBoard. None if the run writes no files for the owner."""
         if not self.has_private_folder:
             return None
         create_private_folder(self.private_dir)
         return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
 
     def make_inputs(self) -> MethodInputs:
-        """PRIVATE. Make the inputs of the method's ``prepare``, which log into the owner's TensorBoard."""
+        """PRIVATE. Make the inputs of the method's ``prepare``, with logging into the owner's TensorBoard."""
         inputs = make_inputs(self.config, self.splits.data, self.facts, self.stages, self.clock, self.ledger)
         inputs = replace(inputs, check_budget=self.check_budget)
         if self.private_writer is None:
@@ -238,21 +239,132 @@ class OpenRun:
         return replace(inputs, log=self.private_writer.log, log_losses=self.private_writer.log_losses)
 
     def check_budget(self) -> None:
-        """Raise BudgetExceeded, or ValueError for other terms, if the account does not admit what the run charges."""
+        """Check that the account admits everything that the run charges.
+
+        Raises:
+            BudgetExceeded: The charges exceed the cap.
+            ValueError: The account has other terms.
+        """
         if self.budget is not None:
             self.budget.check_events(self.config.privacy_events(self.facts))
 
     def finish(self) -> None:
-        """Note, once the session is closed, that the call has ended: the same call makes a new release from now on."""
+        """Record that the call has ended, so that the same call makes a new release. Call it after closing the run."""
         if self.unfinished_call is not None:
             self.unfinished_call.end()
+
+
+# ---- the account ----------------------------------------------------------------------------------------------------
+
+
+def _open_account(
+    config: RunConfig, ledger: Ledger, data: Dataset, planned_events: tuple[PrivacyEvent, ...], fingerprint: str
+) -> Budget:
+    """Open the account of a data set, or check that its terms are those of this run.
+
+    Args:
+        config: Choices of the run.
+        ledger: Ledger that holds the account.
+        data: Data whose private records the account protects.
+        planned_events: All events that the run charges.
+        fingerprint: Content fingerprint of the records, or of votes in their place.
+
+    Raises:
+        ValueError: The account has other terms, was charged in another ledger, or its records are charged to another
+            account; or it is new and its cap would refuse this run.
+    """
+    name, privacy, kind = data.spec.name, config.privacy, config.method.noise
+    store = TeacherStore(config.root)
+    _check_same_ledger(store, name, ledger)
+    records = store.hash_records(data.private) if len(data.private) else None
+    if not privacy.allow_duplicate_account:
+        _check_duplicate_account(store, name, records, fingerprint, ledger)
+    cap_by_account = _read_caps(ledger)
+    _check_new_account_cap(config, name, planned_events, cap_by_account)
+    cap = privacy.budget_epsilon
+    terms: dict[str, Any] = {
+        "delta": privacy.delta,
+        "adjacency": config.partition.adjacency,
+        "unit": data.private.unit,
+    }
+    ledger.open_account(
+        name,
+        budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
+        planned_events=planned_events,
+        noise=kind,
+        **terms,
+    )
+    return Budget(
+        ledger=ledger,
+        account=name,
+        fingerprint=fingerprint,
+        run=config.folder.name,
+        kind=kind,
+        insecure_seed=privacy.insecure_noise_seed,
+        first_charge_only=privacy.first_charge_only,
+        on_charge=functools.partial(store.record_charge, name, records),
+        **terms,
+    )
+
+
+def _read_caps(ledger: Ledger | None) -> dict[str, float]:
+    """Return the cap of each charged account, by name. The terms of the other accounts are not fixed yet."""
+    accounts = () if ledger is None else ledger.list_accounts()
+    return {account.name: account.budget_epsilon for account in accounts if account.is_charged}
+
+
+def _check_new_account_cap(
+    config: RunConfig, name: str, planned_events: Iterable[PrivacyEvent], cap_by_account: Mapping[str, float]
+) -> None:
+    """Raise ValueError for a new account whose cap would refuse this run, because the first charge fixes the cap."""
+    if name in cap_by_account:
+        return
+    planned_events, privacy = tuple(planned_events), config.privacy
+    key, cap = "budget_epsilon", privacy.budget_epsilon
+    if cap is None:
+        key, cap = "opening_budget", privacy.opening_budget
+    if not PrivacyFilter.can_admit(planned_events, epsilon=cap, delta=privacy.delta):
+        guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
+        problem = (
+            f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"
+        )
+        raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
+
+
+def _check_same_ledger(store: TeacherStore, name: str, ledger: Ledger) -> None:
+    """Raise ValueError if a file of the store holds the hash of an entry of the account that the ledger lacks."""
+    for file, head in store.find_ledger_heads(name).items():
+        if not ledger.contains_head(head):
+            problem = f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry of that one"
+            fix = "Restore the ledger.sqlite that lay beside the teachers, or its newest backup. It lists all charges."
+            raise checks.error("dataset.name", name, problem, fix)
+
+
+def _check_duplicate_account(
+    store: TeacherStore, name: str, records: RecordHashes | None, fingerprint: str, ledger: Ledger
+) -> None:
+    """Raise ValueError if these records are charged to another account."""
+    other_accounts = [account.name for account in ledger.list_accounts() if account.name != name]
+    accounts_of_same_records = (
+        n for n in other_accounts if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values())
+    )
+    if duplicate := next(accounts_of_same_records, None) or store.find_account_of_same_units(records, other_accounts):
+        problem = (
+            f"shares a tenth or more of the units with account {duplicate!r}, which was charged, and the epsilon of"
+            " either account does not cover both"
+        )
+        fix = (
+            f"Use account {duplicate!r}. If a second account is meant, set allow_duplicate_account=True"
+            " (privacy.allow_duplicate_account=true) and add both epsilons yourself."
+        )
+        raise checks.error("account", name, problem, fix)
 
 
 # ---- the folder of the run ------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def run_folder_lock(config: RunConfig) -> Iterator[None]:
+def _run_folder_lock(config: RunConfig) -> Iterator[None]:
     """Lock the folder of the run for this process, and remove the unfinished files of killed runs from the store.
 
     Raises:
@@ -261,7 +373,7 @@ def run_folder_lock(config: RunConfig) -> Iterator[None]:
     create_private_folder(config.root, "store")
     store = TeacherStore(config.root)
     with contextlib.ExitStack() as exit_stack:
-        with store.lock():  # otherwise, a run that begins could be taken for a killed one
+        with store.lock():  # without this lock, another process could take a run that begins for a killed one
             exit_stack.enter_context(run_folders.hold(config.folder))
             run_folders.remove_killed_run_files(config.root)
         if (config.folder / "release" / "summary.json").exists():
@@ -271,29 +383,24 @@ def run_folder_lock(config: RunConfig) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
-    """Open the ledger if there is one. A run that is refused creates no ledger."""
-    if not path.exists():
-        yield None
-        return
-    with Ledger(path) as ledger:
-        yield ledger
+def _open_existing_ledger(path: Path) -> contextlib.AbstractContextManager[Ledger | None]:
+    """Open the ledger, or return None if the file does not exist: a run that is refused creates no ledger."""
+    return Ledger(path) if path.exists() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
-    """Open the ledger and read the release that ``labels`` names, with the run's folder locked for a student of it."""
+def _open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
+    """Open the ledger, read the release that ``config.labels`` names, and lock the folder of the run."""
     assert config.labels is not None
     release_folder = release_store.find_release(config.root, config.labels)
     with Ledger(config.ledger_path, create=False) as ledger:
         labels, record, guide = release_store.read(release_folder, facts.pool, facts.spec, ledger)
-        with run_folder_lock(config):
+        with _run_folder_lock(config):
             release_store.check_unused_folder(config.folder, labels.id)
             yield ledger, WrittenRelease(release=labels, record=record, guide=guide)
 
 
-def make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
+def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
     """PRIVATE. Make the note of this call. None if its noise is seeded, or if it makes more than one reservation."""
     privacy, store = config.privacy, TeacherStore(config.root)
     if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
@@ -312,7 +419,7 @@ def make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: Pr
     return UnfinishedCall(store, facts.spec.name, choices, compute_fingerprint)
 
 
-def resume_call(
+def _resume_call(
     config: RunConfig, facts: DatasetFacts, unfinished_call: UnfinishedCall | None, stages: Stages
 ) -> tuple[RunConfig, WrittenRelease | None]:
     """PRIVATE. Find the same call that was interrupted; return the configuration with its folder, and its release."""
@@ -341,7 +448,7 @@ def resume_call(
 
 
 def make_record(config: RunConfig, facts: DatasetFacts) -> dict[str, Any]:
-    """Make the fields of ``release.json`` other than the answers: public configuration, and ids drawn at random."""
+    """Make the fields of ``release.json`` that hold the public configuration, before any answer is known."""
     spec = facts.spec
     return {
         "dataset": spec.name,

@@ -1,7 +1,7 @@
-"""PRIVATE. The figures of a run for the owner of the data: accuracies without noise, and prices that depend on votes.
+"""PRIVATE. Metrics of a run for the owner of the data: accuracies without noise, and a price that depends on the votes.
 
-They are written into the run's private folder and printed for the owner, marked as private. Only the accuracies on a
-public benchmark enter a ``ReleaseReport``.
+The metrics are written into the private folder of the run and printed for the owner, marked as private. Of these
+metrics, a ``ReleaseReport`` holds only the accuracies on public benchmarks.
 """
 
 from __future__ import annotations
@@ -50,24 +50,23 @@ MAX_CURVE_POINTS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateMetrics:
-    """PRIVATE. The figures of a run, for the owner of the data alone; None if one was not computed.
-
-    ``epsilon_pate2018`` depends on the votes: it is no guarantee and no price.
+    """PRIVATE. Metrics of a run for the owner of the data. A metric that was not computed is None or empty.
 
     Attributes:
-        records: Numbers of records, by their use.
+        records: Number of records for each use.
         student_accuracy: Accuracy of the student on test records that are not public.
         student_size: Number of these test records.
-        confusion: The student's counts on these test records, [truth, predicted].
-        ensemble_accuracy: Accuracy of the plurality without noise.
-        teacher_accuracy_mean: Mean accuracy of the teachers.
-        epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
-        gap_quantiles: Quantiles of the votes between winner and runner-up.
-        nonprivate_accuracy: Accuracy of a model trained on all records at once.
-        membership: The membership test of the student.
-        seconds: Time of every stage, even if it depends on the number of records.
-        not_computed: Name of a missing figure -> reason.
-        forecast: The forecast of the labels from public values (``feasibility.forecast_warning``).
+        confusion: Confusion matrix of the student on these test records, [true class, predicted class].
+        ensemble_accuracy: Test accuracy of the teachers' plurality vote without noise.
+        teacher_accuracy_mean: Mean test accuracy of the teachers.
+        epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018. It depends on the votes, so it is neither a
+            guarantee nor a charge.
+        gap_quantiles: Quantiles of the gap between the two largest counts of a question, in votes, by level.
+        nonprivate_accuracy: Test accuracy of a model trained on all records without privacy.
+        membership: Result of the membership attack on the student.
+        seconds: Duration of each stage, in seconds. It can depend on the number of records.
+        not_computed: Reason why a metric is missing, by name of the metric.
+        forecast: Warning, from public values, that labels will be mostly noise (``feasibility.forecast_warning``).
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class PrivateMetrics:
     forecast: str | None = None
 
     def format_rows(self) -> dict[str, str]:
-        """Format the owner's part of the closing table, without prices, which would look like guarantees."""
+        """Format the owner's rows of the closing table, without epsilons, which would look like guarantees."""
         rows = {"Records": ", ".join(f"{n:,} {group}" for group, n in self.records.items())} if self.records else {}
         if self.student_accuracy is not None:
             share = Share(value=self.student_accuracy, size=self.student_size)
@@ -101,9 +100,9 @@ class PrivateMetrics:
         return rows if self.forecast is None else rows | {"Forecast": self.forecast}
 
     def write(self, path: Path) -> None:
-        """Write private/summary.json. Raises ValueError for NaN."""
+        """Write the metrics to ``private/summary.json``. Raises ValueError for NaN."""
         path.touch(mode=PRIVATE_FILE_MODE)
-        path.chmod(PRIVATE_FILE_MODE)  # before anything private is in it
+        path.chmod(PRIVATE_FILE_MODE)  # before private values are written
         path.write_text(to_strict_json(asdict(self)), encoding="utf-8")
 
 
@@ -112,8 +111,8 @@ def save_votes(
 ) -> None:
     """PRIVATE. Write the votes behind the answers into the private folder of the run.
 
-    A method that opened no votes of its own, and answers of an earlier run, are described by the votes of the teachers
-    that are here; records are not asked again.
+    The votes of the prepared teachers are written if the method stored no opened votes. Nothing is written if the run
+    prepared no method or if no teachers voted.
     """
     votes = None if prepared is None else prepared.opened_votes
     if votes is None and prepared is not None and prepared.votes is not None:
@@ -129,7 +128,10 @@ def save_votes(
 def compute_owner_metrics(
     config: RunConfig, splits: DataSplits, written: WrittenRelease, prepared: PreparedMethod | None, stages: Stages
 ) -> tuple[PrivateMetrics, TeacherEnsemble | None]:
-    """PRIVATE. Compute the figures that need no student, and train the model without privacy if one is wanted."""
+    """PRIVATE. Compute the metrics that need no student; return these metrics and the model without privacy.
+
+    The model is trained here. It is None if ``config.baseline`` is None or if the run released no labels.
+    """
     method, nonprivate = config.method, None
     if prepared is None or not isinstance(method, LabelingMethod):
         return PrivateMetrics(), None
@@ -162,18 +164,18 @@ def compute_vote_metrics(
 ) -> PrivateMetrics:
     """PRIVATE. Compute accuracies without noise, and the price that depends on the votes.
 
-    The labels are charged by now, so a figure that fails is left out and does not end the run.
+    The labels are charged by now, so an error is recorded in ``not_computed`` instead of ending the run.
 
     Args:
-        data: The data of the run.
-        release: The labels.
-        votes: The teachers' votes on the pool; None if no teachers voted.
-        ensemble: The teachers; None if they are not here, as with votes from a file.
-        nonprivate: A model trained on all records; None if there is none.
-        model: The distribution of the mechanism's outcomes; None if it is not known, or if there were several rounds:
+        data: Data of the run.
+        release: Released labels.
+        votes: Votes of the teachers on every public point. None if no teachers voted.
+        ensemble: Teachers. None if only their votes are available, as from a file.
+        nonprivate: Model trained on all records without privacy. None to leave out its accuracy.
+        model: Distribution of the mechanism's outcomes. None if it is unknown, or if there were several rounds, because
             data-dependent prices compose only if no question depends on an earlier answer.
-        delta: The account's delta.
-        device: The device of the predictions.
+        delta: Delta of the account.
+        device: Device of the predictions.
     """
     test, figures, missing = data.evaluation, dict[str, Any](), dict[str, str]()
     if nonprivate is not None:
@@ -205,8 +207,8 @@ def compute_vote_metrics(
 def _note_failure(name: str, missing: dict[str, str]) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # whatever it is; its message could quote a private value
-        missing[name] = f"it failed ({type(error).__name__})"
+    except Exception as error:
+        missing[name] = f"it failed ({type(error).__name__})"  # without the message, which could quote a private value
 
 
 def complete_owner_metrics(
@@ -226,7 +228,7 @@ def complete_owner_metrics(
         splits: Data of the run.
         written: Release that the student learned from.
         student: Released student.
-        nonprivate: Model without privacy, which is attacked, too. None if there is none.
+        nonprivate: Model without privacy, which is attacked, too. None to attack the student alone.
         claim: Guarantee of everything that was reserved for the student.
     """
     data, num_private, size = splits.data, len(splits.all_private), config.method.ensemble_size
@@ -254,24 +256,24 @@ def _attack_released_student(
     nonprivate: TeacherEnsemble | None,
     claim: Claim,
 ) -> MembershipResult | None:
-    """PRIVATE. Attack the student; return None if the attack is not wanted, or if its training records are not here."""
+    """PRIVATE. Attack the student. None without ``config.membership``, or if the members are not known here."""
     data, store, test, holdout = splits.data, TeacherStore(config.root), config.membership, splits.membership_holdout
     if test is None or config.method.releases_model or record["adjacency"] != config.partition.adjacency:
         return None
     if not store.was_trained_on(record["teachers_id"], store.compute_fingerprint(data.private)):
-        return None  # labels of other records, or of votes from a file: the members are not known here
-    # All records take part in every answer of a method without teachers: they are one shard.
+        return None  # the labels come from other records, or from votes in a file
+    # All records affect every answer of a method without teachers, so they form one shard.
     shards = assign_shards(config.partition, data.private, record["num_teachers"] or 1, record["seed"])
-    sides = test.select_records(data, shards, holdout, config.seed)
-    if sides is None:
+    records = test.select_records(data, shards, holdout, config.seed)
+    if records is None:
         return None
     events = claim.reserved_events if claim.is_private else None
     delta, held_out = record["delta"], holdout is not None
-    return attack_student(sides, student, nonprivate, events, delta=delta, seed=config.seed, held_out=held_out)
+    return attack_student(records, student, nonprivate, events, delta=delta, seed=config.seed, held_out=held_out)
 
 
 def attack_student(
-    sides: MembershipRecords,
+    records: MembershipRecords,
     student: Student,
     nonprivate: TeacherEnsemble | None,
     events: Iterable[PrivacyEvent] | None,
@@ -280,19 +282,19 @@ def attack_student(
     seed: int,
     held_out: bool,
 ) -> MembershipResult:
-    """PRIVATE. Attack the released student, and bound every attack by its privacy events.
+    """PRIVATE. Attack the released student, and compute the bounds on any attack from its privacy events.
 
     The delta of the privacy curve at epsilon = 0 is the total variation between neighbors, hence a second bound.
 
     Args:
-        sides: Members and other records.
-        student: The released student.
-        nonprivate: The model without privacy, which is attacked too; None if there is none.
-        events: The privacy events of everything that the student cost; None if the noise was not secret, so that no
-            bound holds.
-        delta: The account's delta.
-        seed: Seed of the halves of the records.
-        held_out: Whether the other records were kept from the teachers for this test.
+        records: Members, and other records.
+        student: Released student.
+        nonprivate: Model without privacy, which is attacked, too. None to attack the student alone.
+        events: Privacy events of everything that the student cost. None if the noise was not secret, so that no bound
+            holds.
+        delta: Delta of the account.
+        seed: Seed of the split of the records into two halves.
+        held_out: Whether the other records were held out from the teachers for this attack.
     """
     bound = bound_by_plan = None
     if events is not None:
@@ -300,8 +302,8 @@ def attack_student(
         bound = compute_advantage_bound(accounting.compute_guarantee(planned_events, delta).epsilon, delta)
         bound_by_plan = min(bound, accounting.compute_delta(planned_events, 0.0))
     return MembershipResult(
-        student=attack(student.compute_logits, sides, seed),
-        nonprivate=None if nonprivate is None else attack(lambda x: nonprivate.compute_logits(x)[0], sides, seed),
+        student=attack(student.compute_logits, records, seed),
+        nonprivate=None if nonprivate is None else attack(lambda x: nonprivate.compute_logits(x)[0], records, seed),
         bound=bound,
         bound_by_plan=bound_by_plan,
         held_out=held_out,
@@ -309,7 +311,7 @@ def attack_student(
 
 
 def make_public_baselines(data: Dataset, metrics: PrivateMetrics) -> tuple[Accuracy, ...]:
-    """Make the baselines of a report from the owner's accuracies, if the data set is a public benchmark; else none."""
+    """Make the baselines of a report from the owner's accuracies. Empty unless the data set is a public benchmark."""
     shares = {"Teachers' plurality, no noise": metrics.ensemble_accuracy, "No privacy": metrics.nonprivate_accuracy}
     description, size = "from private records, shown because this is a public benchmark", len(data.evaluation.y)
     return tuple(
@@ -320,10 +322,10 @@ def make_public_baselines(data: Dataset, metrics: PrivateMetrics) -> tuple[Accur
 
 
 class PrivateWriter:
-    """PRIVATE. The TensorBoard of a run: the training of teachers and student, and the owner's figures.
+    """PRIVATE. Writer of a run's TensorBoard: losses of teachers and student, votes, and the owner's metrics.
 
     Args:
-        folder: The folder for the event files, which is closed to other users.
+        folder: Folder of the event files, which other users cannot read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -334,18 +336,18 @@ class PrivateWriter:
         self.writer.add_text("PRIVATE", PRIVATE_README)
         self.writer.flush()
         for file in folder.glob("events.out.tfevents.*"):
-            file.chmod(PRIVATE_FILE_MODE)  # the folder is closed already; a copy of the file alone should be, too
+            file.chmod(PRIVATE_FILE_MODE)  # so that a copy of the file outside the folder is not readable, either
 
     def log(self, tag: str, value: float, step: int) -> None:
-        """PRIVATE. Write one scalar; this is a ``core.progress.Log``."""
+        """PRIVATE. Write one scalar, as a ``core.progress.Log``."""
         self.writer.add_scalar(tag, value, step)
 
     def log_losses(self, step: int, loss_K: Tensor) -> None:
-        """PRIVATE. Write the distribution of the teachers' losses, [K], at a step."""
+        """PRIVATE. Write a histogram of the teachers' losses, [K], at a training step."""
         self._log_distribution("teachers/loss", loss_K, step)
 
     def log_votes(self, votes: Votes, answered_Q: Tensor) -> None:
-        """PRIVATE. Write how far the votes agree, and the share of the questions answered so far (bool [Q])."""
+        """PRIVATE. Write histograms of the votes, and the share of answered questions up to each question."""
         self._log_distribution("votes/gap", votes.compute_gaps(), 0)
         self._log_distribution("votes/top", votes.compute_top_counts(), 0)
         share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
@@ -353,7 +355,7 @@ class PrivateWriter:
             self.log("votes/answered_share", float(share_Q[q]), q + 1)
 
     def log_metrics(self, metrics: PrivateMetrics) -> None:
-        """PRIVATE. Write the figures for the owner."""
+        """PRIVATE. Write the owner's metrics."""
         for name, value in vars(metrics).items():
             if isinstance(value, float):
                 self.log(f"owner/{name}", value, 0)
@@ -361,9 +363,8 @@ class PrivateWriter:
 
     def _log_distribution(self, tag: str, values: Tensor, step: int) -> None:
         finite = values.double()[values.double().isfinite()]
-        if len(finite):  # a diverged teacher must not end the run: its vote is one among K
+        if len(finite):  # a diverged teacher, whose vote is one among K, must not end the run
             self.writer.add_histogram(tag, finite.cpu().numpy(), step)
 
     def close(self) -> None:
-        """Close the event file."""
         self.writer.close()

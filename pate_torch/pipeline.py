@@ -1,10 +1,10 @@
-"""From private records to a released student, as ``train.py`` runs it.
+"""The whole run of ``train.py``, from private records to a released student.
 
     method -> votes, counts, gradients -> mechanism <- budget | released labels -> student -> report
     PRIVATE                                                   | may be published
 
-Everything left of the bar is private. What crosses it has passed a mechanism, whose price was reserved before any noise
-was drawn.
+All values left of the bar are private. Values pass the bar only through a mechanism, whose price was reserved before
+any noise was drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.opening import AlternativeFormatter, make_inputs
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import ReleaseSession
 from pate_torch.teachers import distributed
@@ -26,11 +26,11 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
     """Prepare the method, release its answers under differential privacy, and train the student that may be published.
 
     Args:
-        config: The run's choices.
-        format_alternative: Suggests other settings if noise outweighs the votes; general advice if None.
+        config: Choices of the run.
+        format_alternative: Function that suggests other settings if noise outweighs the votes. None for general advice.
 
     Returns:
-        The report of the release; None on the ranks that only assist.
+        Report of the release. None on ranks above 0, which only train teachers and count votes.
 
     Raises:
         ValueError: A choice cannot work. Nothing has been charged.
@@ -45,7 +45,7 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
         price_message = session.publish_private_price(written)
         student = session.fit(written)
         report = session.publish(written, student)
-    session.finish()  # last: what is still buffered was written as the session closed
+    session.finish()  # last, because closing the session writes buffered files
     distributed.broadcast_object(distributed.DONE)
     if price_message is not None:
         print(price_message)
@@ -53,7 +53,7 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
 
 
 def run_worker_rank(config: RunConfig) -> None:
-    """Do the part of a torchrun's ranks above 0: train teachers and collect their votes, without noise or ledger."""
+    """Do the part of a rank above 0 under ``torchrun``: train teachers and count votes, without noise or ledger."""
     stages = Stages(quiet=True)
     data = DataSplits.from_config(config, stages).data
     facts = DatasetFacts.from_dataset(data, config.partition)

@@ -1,4 +1,4 @@
-"""The one place that opens, charges, writes and reports a release.
+"""Makes a release from its first step to its last. Only ``PrivateLabeler`` releases answers without this module.
 
     with ReleaseSession.open(config) as session:      # check the choices, lock the folder, open the account
         written = session.run()                       # prepare, reserve, draw noise, write, commit
@@ -6,12 +6,12 @@
         report = session.publish(written, student)    # write the reports of release/ and private/
     session.finish()                                  # the same call makes a new release from now on
 
-``opening.py`` holds the first step. A choice that cannot work is refused before the folder is locked; a run that the
-cap of the account does not admit is refused before anything is trained or drawn. A release that is interrupted after
-its reservation stays charged at its worst case.
+The first step is in ``opening.py``. It refuses choices that cannot work before it locks the folder, and a run that the
+cap of the account does not admit before anything is trained. If a release is interrupted after its reservation, the
+worst case stays charged.
 
-Two options make a reservation of their own: a student that private records choose (``fit``), and the publication of
-the data-dependent price (``publish_private_price``). Nothing else writes into release/ and private/.
+Two options make a second reservation: the choice of a student by private records (``fit``), and the publication of the
+data-dependent price (``publish_private_price``).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ NamedStudent = tuple[str, Student]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReleaseSession(OpenRun):
-    """PRIVATE. One release under way. Its attributes are those of the open run."""
+    """PRIVATE. An open run, with the steps of a release as methods."""
 
     # ---- the release ----------------------------------------------------------------------------------------------
 
     def run(self) -> WrittenRelease:
-        """Make the release, or return the release that the user named or an interrupted call has made.
+        """Make the release, or return the earlier or interrupted release that the run continues from.
 
-        1. Prepare the method: train teachers, count votes, encode records. Everything so far is private.
+        1. Prepare the method: train teachers, count votes, encode records. All results so far are private.
         2. Check that the account admits everything that this run charges.
         3. Reserve the worst case of the method's privacy events in the ledger.
         4. Draw the noise, which only the reservation gives out, and open the noisy answers.
@@ -69,40 +69,43 @@ class ReleaseSession(OpenRun):
         config, method, budget, pool = self.config, self.config.method, self.budget, self.facts.pool
         assert budget is not None
         inputs, record = self.make_inputs(), make_record(config, self.facts)
-        prepared = None if method.has_first_stage else method.prepare(inputs)
+        prepared = None if method.has_first_stage else method.prepare(inputs)  # step 1
         with self.clock("labels"):
-            self.check_budget()  # for the choice of a student, too: labels without it would be paid for in vain
+            self.check_budget()  # step 2, including the choice of a student, without which the labels would be useless
             release_store.check_unused_folder(config.folder)
             if prepared is not None:
                 prepared.check(budget, pool)
             if self.unfinished_call is not None:
                 self.unfinished_call.begin(config.folder)
             events = method.privacy_events(self.facts)
-            with budget.spend(events, mechanism=method.mechanism_name, purpose=method.purpose) as spending:
+            with budget.spend(events, mechanism=method.mechanism_name, purpose=method.purpose) as spending:  # step 3
                 if prepared is None:
                     first_answers = method.first_answers(inputs.records, spending)
                     digests = release_store.write_first_answers(self.release_dir, first_answers)
-                    spending.record_first_answers(digests)  # the ledger has their hash before they decide anything
+                    spending.record_first_answers(digests)
                     record |= digests
                     prepared = method.prepare(replace(inputs, first_answers=first_answers))
                     prepared.check(budget, pool)
-                release = prepared.release(pool, spending)
+                release = prepared.release(pool, spending)  # step 4
                 record |= {"teachers_id": prepared.id} if prepared.id else {}
-                if isinstance(release, ModelRelease):
+                if isinstance(release, ModelRelease):  # step 5
                     digests = save_model(release.student, self.release_dir)
                 else:
                     record = release_store.write(
                         self.release_dir, release, record, self.facts.spec, prepared.guide, pool.names
                     )
                     digests = release_store.select_digests(record)
-                spending.record_files(digests)  # leaving the block commits
+                spending.record_files(digests)  # step 6 follows when the block ends without an error
         prepared.on_ledger_head(self.ledger.get_head())
         self.reservation_ids.append(release.id)
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
 
     def publish_private_price(self, written: WrittenRelease) -> str | None:
-        """Publish the data-dependent price, which has a price itself; return a message. None if it is not wanted."""
+        """Publish the data-dependent price, which has a price itself, and return a message with the published epsilon.
+
+        None if the configuration has no ``private_epsilon``, or if an earlier run made the release.
+        """
         config, method, prepared = self.config, self.config.method, self.prepared
         if config.private_epsilon is None or written.release.id not in self.reservation_ids:
             return None
@@ -124,10 +127,12 @@ class ReleaseSession(OpenRun):
     # ---- the student ----------------------------------------------------------------------------------------------
 
     def fit(self, written: WrittenRelease) -> NamedStudent | None:
-        """Train and save the student, or several students of which private records choose one, at a price.
+        """Train and save the student. With ``selection``, train several students and let private records choose one.
+
+        Training is free, but the choice is charged. A released model is itself the student.
 
         Returns:
-            Name of the student, and the student. None if no student is wanted. A released model is itself the student.
+            Name of the student, and the student. None if the configuration has no student.
 
         Raises:
             ValueError: No question was answered.
@@ -141,8 +146,8 @@ class ReleaseSession(OpenRun):
         if not bool(labels.answered_Q.any()):
             raise ValueError(
                 f"mechanism: none of the {len(labels.query_Q)} questions was answered, so there is nothing to learn "
-                "from. Take more teachers, fewer questions, a larger epsilon or, if there is one, a lower "
-                "mechanism.threshold."
+                "from. Take more teachers, fewer questions, a larger epsilon or, for a mechanism with a threshold, a "
+                "lower mechanism.threshold."
             )
         releases_guide = isinstance(method, LabelingMethod) and method.releases_guide
         task = make_student_task(facts.spec, facts.pool, labels)
@@ -173,12 +178,12 @@ class ReleaseSession(OpenRun):
     def publish(
         self, written: WrittenRelease, named_student: NamedStudent | None, *, shows_table: bool = True
     ) -> ReleaseReport:
-        """Write what may be published into ``release/``, and what the owner alone may see into ``private/``.
+        """Write the report of the release into ``release/``, and the owner's metrics into ``private/``.
 
         Args:
-            written: Release.
-            named_student: Name of the student, and the student. None if only labels are wanted: the owner then gets no
-                files.
+            written: Release that is reported.
+            named_student: Name of the student, and the student. None if the configuration has no student, in which case
+                nothing is written into ``private/``.
             shows_table: Whether to print the closing table.
         """
         paths, rows = {"Released": self.release_dir}, None
@@ -190,7 +195,7 @@ class ReleaseSession(OpenRun):
                 metrics, nonprivate = compute_owner_metrics(
                     self.config, self.splits, written, self.prepared, self.stages
                 )
-            report = self.write_report(written, named_student, metrics)  # before anything that an attack could stop
+            report = self.write_report(written, named_student, metrics)  # first, so that no failing attack prevents it
             claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
             metrics = complete_owner_metrics(
                 metrics, self.config, self.splits, written, named_student[1], nonprivate, claim
@@ -210,7 +215,7 @@ class ReleaseSession(OpenRun):
         named_student: NamedStudent | None,
         metrics: PrivateMetrics | None = None,
     ) -> ReleaseReport:
-        """Write the report of a release, and of its student if there is one, into ``release/``."""
+        """Write the report of a release, and of its student unless this is None, into ``release/``."""
         run_folders.create_protected_folder(self.release_dir)
         name, student = named_student or ("", None)
         report = build_report(

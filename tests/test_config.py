@@ -23,9 +23,8 @@ from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.privacy.unit_ids import make_position_ids

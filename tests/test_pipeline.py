@@ -16,9 +16,8 @@ from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.privacy.accounts import BudgetExceeded
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Margin, Random

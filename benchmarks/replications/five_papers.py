@@ -37,7 +37,7 @@ from pate_torch.hypotheses.release import make_logistic_student, make_rule_stude
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Release
 from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.students.base import StudentTask

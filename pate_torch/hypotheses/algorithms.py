@@ -19,8 +19,8 @@ from pate_torch.core.rng import make_numpy_generator
 from pate_torch.hypotheses import classes, exponential, prediction
 from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps
 from pate_torch.hypotheses.sample import Floats, Sample
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import NoiseProvider
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.privacy.sensitive import Sensitivity
 

@@ -29,7 +29,7 @@ from pate_torch.hypotheses.sample import BelowGuaranteeWarning
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod, PrivateMethod
 from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS
 from pate_torch.privacy.budget import Spending
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.privacy.unit_ids import make_position_ids

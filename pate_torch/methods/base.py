@@ -27,8 +27,8 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Log, Stages, StageTimer, do_nothing
 from pate_torch.privacy.accounts import PURPOSE_LABELS
 from pate_torch.privacy.budget import Budget, Spending
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.students.base import Student, StudentAlgorithm

@@ -34,10 +34,9 @@ from pate_torch.core.rng import make_torch_generator
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod, PrivateMethod
 from pate_torch.privacy.budget import Spending
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.privacy.partition import select_one_per_unit
+from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PublicPool
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.students.base import Student

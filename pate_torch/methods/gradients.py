@@ -30,8 +30,7 @@ from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.base import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import select_one_per_unit
+from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import (
     GradientSums,

@@ -30,7 +30,7 @@ from pate_torch.features.neighbors import to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.methods.base import MethodDescription, MethodInputs, PreparedMethod, PrivateMethod
 from pate_torch.privacy.budget import Budget, Spending
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import DataSpec, PublicPool, Release
 from pate_torch.privacy.sensitive import (
     CellHistogram,

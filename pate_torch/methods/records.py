@@ -18,8 +18,7 @@ from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
 from pate_torch.networks import make_feature_extractor
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import assign_shards, select
+from pate_torch.privacy.partition import DatasetFacts, assign_shards, select
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import SensitiveRecords
 

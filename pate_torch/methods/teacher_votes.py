@@ -33,8 +33,7 @@ from pate_torch.core.run_folders import check_hex_id
 from pate_torch.methods.base import MethodDescription, MethodInputs
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.voting import VotingMethod, describe
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.partition import DatasetFacts, assign_shards
 from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
 from pate_torch.teachers.independence import Trial

@@ -35,7 +35,7 @@ from pate_torch.features.neighbors import (
 )
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.teacher_votes import Tally, TeacherVotes
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
 

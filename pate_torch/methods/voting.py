@@ -14,7 +14,7 @@ from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import MethodDescription, MethodInputs, format_one_unit
 from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.panel import Panel

@@ -14,7 +14,7 @@ from pate_torch.config import RunConfig
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import DatasetFacts
 
 _NUM_STEPS, _CLIP_NORM = 8, 0.5
 _SIGNAL_TO_NOISE_PER_DIM = 8

@@ -1,8 +1,8 @@
-"""Accounts of a ledger: terms, charges, the guarantee that may be claimed, and how each entry changes them.
+"""Accounts of a ledger: their terms, their charges, the guarantee to claim, and the changes that each entry makes.
 
-A claim is composed from the *reserved* events of releases, which no vote can change. The incurred events may depend on
-votes, because a mechanism may leave a question unanswered or stop early. The cap is compared with the incurred events,
-and the epsilon of these events is shown beside the claim as "ex post".
+A claim is composed from the *reserved* events of releases, which do not depend on votes. The incurred events may depend
+on votes, because a mechanism may leave a question unanswered or stop early. The incurred events are charged against the
+cap, and their epsilon is shown beside the claim as "ex post".
 """
 
 from __future__ import annotations
@@ -28,15 +28,9 @@ from pate_torch.accounting.formatting import format_delta
 from pate_torch.core import checks
 from pate_torch.privacy.chain import LedgerEntry, LedgerError
 
-PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, PURPOSE_PRICE, PURPOSE_HYPOTHESIS = (
-    "labels",
-    "choice of a student",
-    "sanitised price",
-    "hypothesis or its answers",
-)
-"""Usual purposes of a reservation."""
-
-_RELATIVE_ROUNDING = 1e-9  # the relative difference between sums of the same events in another order
+PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE = "labels", "choice of a student"
+PURPOSE_PRICE, PURPOSE_HYPOTHESIS = "sanitised price", "hypothesis or its answers"
+"""Usual purposes of a reservation, as the ledger stores them."""
 
 
 class BudgetExceeded(ValueError):
@@ -64,15 +58,15 @@ class Charge:
     Attributes:
         reserved_cost: Price of the worst case.
         reserved_events: Events of the worst case.
-        charged_cost: Price that is charged now.
-        incurred_events: Events that are charged now.
-        insecure: Whether the noise was seeded or off.
+        charged_cost: Price that is charged: that of the worst case before the commit, of the incurred events after it.
+        incurred_events: Events whose price is ``charged_cost``.
+        insecure: Whether the noise was seeded.
         purpose: Purpose of the release, in words.
         run: Name of the run that made the release.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         is_committed: Whether the answers were written.
-        is_suspended: Whether the release waits to be resumed.
-        state_digest: Hash of the state from which the release can be resumed.
+        is_suspended: Whether the release can be resumed.
+        state_digest: Hash of the state from which the release can be resumed. Empty if no state was recorded.
         recorded_events: Events incurred up to the last record.
         num_resumptions: Number of resumptions.
     """
@@ -116,76 +110,69 @@ class Account:
 
     @property
     def budget_epsilon(self) -> float:
-        """Epsilon of the cap."""
         return self.filter.epsilon
 
     @property
     def delta(self) -> float:
-        """Delta of the cap."""
         return self.filter.delta
 
     @property
     def is_charged(self) -> bool:
-        """Whether the account has a reservation. Without one its terms are not fixed."""
+        """Whether the account has a reservation. The first reservation fixes the terms."""
         return bool(self.charges)
 
     @property
     def num_releases(self) -> int:
-        """Number of committed releases."""
         return sum(charge.is_committed for charge in self.charges.values())
 
     @property
     def num_open(self) -> int:
-        """Number of reserved releases without a commit."""
+        """Number of reservations without a commit."""
         return len(self.charges) - self.num_releases
 
     @property
     def is_private(self) -> bool:
-        """Whether all releases used secret noise. If one did not, the cap bounds nothing."""
+        """Whether all releases used secret noise. If a release used seeded noise, the cap is no guarantee."""
         return not any(charge.insecure for charge in self.charges.values())
 
     @property
     def total_cost(self) -> FilterCost:
-        """Sum of the charges, in the quantity of the filter."""
+        """Sum of the charges, in the quantity that the filter tracks."""
         return FilterCost.from_sum(charge.charged_cost for charge in self.charges.values())
 
     @property
     def reserved_events(self) -> tuple[PrivacyEvent, ...]:
-        """Reserved events of all releases."""
         return merge_events(event for charge in self.charges.values() for event in charge.reserved_events)
 
     @property
     def incurred_events(self) -> tuple[PrivacyEvent, ...]:
-        """Incurred events of all releases, with the reserved events of open ones."""
+        """Incurred events of committed releases, and reserved events of the others."""
         return merge_events(event for charge in self.charges.values() for event in charge.incurred_events)
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """Guarantee of all releases together: the composition of the reserved events, or the cap if it is smaller.
+        """Guarantee of all releases together: the composition of the reserved events, or the cap if the cap is smaller.
 
         If the owner chose a release after seeing an earlier one, the guarantee is the cap, which the filter enforces.
-        None if a release of the account used seeded noise, so that nothing can be claimed.
+        None if a release of the account used seeded noise, because nothing can be claimed then.
         """
         return self.compute_guarantee(self.reserved_events) if self.is_private else None
 
     @property
     def ex_post_guarantee(self) -> Guarantee | None:
-        """Composition of the incurred events, or None as for ``guarantee``.
-
-        It is not a guarantee if the incurred events depend on votes.
-        """
+        """Composition of the incurred events, no guarantee if these depend on votes. None as for ``guarantee``."""
         return self.compute_guarantee(self.incurred_events) if self.is_private else None
 
     def compute_guarantee(self, events: Iterable[PrivacyEvent], *, cap_holds: bool = True) -> Guarantee | None:
         """Compose events of the account by the accountant with the smallest epsilon, or return the cap if smaller.
 
-        The filter's own conversion is not used, because it is looser: the order of an RDP filter suits the cap, and
-        would show epsilon 5 after a release that costs 0.5.
+        The conversion of the filter (``PrivacyFilter.to_epsilon``) is looser. An RDP filter has one order, which suits
+        the cap: for a release that costs 0.5, its epsilon can be 5.
 
         Args:
             events: Events of releases from the account, whose noise was secret.
-            cap_holds: Whether the cap is a guarantee. It is not if releases with seeded noise may have influenced later
-                ones; None is then returned if the events alone give no finite epsilon.
+            cap_holds: Whether the cap is a guarantee. The cap is none if releases with seeded noise may have influenced
+                later releases. The result is then None if the events alone give no finite epsilon.
         """
         terms = {"adjacency": self.adjacency, "unit": self.unit}
         merged_events = merge_events(events)
@@ -225,7 +212,7 @@ class Claim:
 
 
 def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
-    """Make the facts of an entry that state events and their price."""
+    """Make the part of an entry that holds events and their price."""
     return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
 
 
@@ -238,7 +225,7 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
         recompute: Whether to recompute the stored price from the events.
 
     Raises:
-        LedgerError: No ledger of this version writes such an entry at this place.
+        LedgerError: The entry has an unknown kind, lacks a fact, or contradicts the entries before it.
     """
     name, facts = entry.account, entry.facts
     try:
@@ -247,7 +234,7 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
                 _require(not accounts, "a ledger begins once")
             case "open":
                 account = accounts.get(name)
-                _require(account is None or not (account.charges or account.is_closed), "the account is open already")
+                _require(account is None or not (account.charges or account.is_closed), "the account is in use already")
                 filter_facts = {key: facts[key] for key in ("delta", "delta_reserve", "order")}
                 filter = PrivacyFilter(kind=facts["filter"], epsilon=facts["budget_epsilon"], **filter_facts)
                 terms = {key: facts[key] for key in ("adjacency", "unit", "noise")}
@@ -275,13 +262,13 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
 
 
 def _make_charge(account: Account, entry: LedgerEntry, recompute: bool) -> Charge:
-    """Return the charge of a release as it is after an entry."""
+    """Return the charge of a release after an entry."""
     kind, facts, identity = entry.kind, entry.facts, entry.facts["reservation"]
     if kind == "reserve":
         _require(identity not in account.charges, "the reservation exists already")
         _require(not account.is_closed, "the account was closed before")
         events, cost = _parse_price(account, facts, recompute)
-        _require(not recompute or account.filter.admits(account.total_cost, cost), "it passes the cap")
+        _require(not recompute or account.filter.admits(account.total_cost, cost), "the reservation exceeds the cap")
         return Charge(
             reserved_cost=cost,
             reserved_events=events,
@@ -299,12 +286,12 @@ def _make_charge(account: Account, entry: LedgerEntry, recompute: bool) -> Charg
         return replace(charge, state_digest=state, is_suspended=bool(state), recorded_events=_parse_events(facts))
     if kind == "resume":
         is_expected = charge.is_suspended and charge.state_digest == facts["state"]
-        _require(is_expected, "the release does not stand where it was resumed")
+        _require(is_expected, "the release was not suspended in the state from which it was resumed")
         _require(facts["number"] == charge.num_resumptions + 1, "a resumption is missing")
         return replace(charge, is_suspended=False, num_resumptions=facts["number"])
     events, cost = _parse_price(account, facts, recompute)
     is_reserved = cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta
-    _require(is_reserved, "it passes its reservation")
+    _require(is_reserved, "the release costs more than its reservation")
     return replace(charge, charged_cost=cost, incurred_events=events, is_committed=True)
 
 
@@ -324,31 +311,31 @@ def _parse_price(
     if recompute:
         computed_cost = account.filter.compute_cost(events)
         is_equal = is_within(cost, computed_cost) and is_within(computed_cost, cost)
-        _require(is_equal, "its price is not that of its events")
+        _require(is_equal, "the stored price differs from the price of the events")
     return events, cost
 
 
 def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
-    """Whether a cost is at most the reserved cost, up to the rounding of sums."""
-    slack = 1 + _RELATIVE_ROUNDING
+    """Whether a cost is at most the reserved cost, up to rounding."""
+    slack = 1 + 1e-9  # sums of the same events in two orders differ by less
     return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
 
 def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
-    """Make the error for a first release whose account is already charged, with the spent and the added epsilon."""
+    """Make the error for a release that must be the first of its account, if the account is already charged."""
     guarantee, spent_text = account.guarantee, "nothing can be claimed for it"
     if guarantee is not None:
         terms = f"delta {format_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
         spent_text = f"epsilon {guarantee.epsilon:.4g}, {terms}, {guarantee.route}"
     open_text = f"; {account.num_open} of its releases were interrupted and stay spent" * (account.num_open > 0)
-    fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and both compose."
+    fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and the account covers all releases."
     return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
 
 
 def budget_exceeded_error(
     account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
 ) -> BudgetExceeded:
-    """Make the error for a release over the cap: the requested cost, the remaining budget, and what would fit."""
+    """Make the error for a release over the cap, with the remaining budget and the share of the release that fits."""
     account_filter, spent_cost = account.filter, account.total_cost
     total_cost = FilterCost.from_sum((spent_cost, requested_cost))
     epsilons = (account_filter.to_epsilon(cost) for cost in (spent_cost, requested_cost, total_cost))
@@ -366,16 +353,17 @@ def budget_exceeded_error(
         )
     else:
         cause = (
-            f"epsilon {spent_epsilon:.6g} is spent, this release asks for {requested_epsilon:.6g} alone, and both"
-            f" together ({total_epsilon:.6g}) pass the cap {account_filter.epsilon:.6g} at"
-            f" delta={account_filter.delta:g}"
+            f"epsilon {spent_epsilon:.6g} is spent, this release alone costs {requested_epsilon:.6g}, and both together"
+            f" ({total_epsilon:.6g}) pass the cap {account_filter.epsilon:.6g} at delta={account_filter.delta:g}"
         )
-    advice = f"What would fit: {100 * fitting_share:.3g} % of it" if fitting_share else "Nothing more of its kind fits"
+    advice = "No further release of this kind fits"
+    if fitting_share:
+        advice = f"The rest of the cap admits {100 * fitting_share:.3g} % of this release"
     is_gaussian = all(isinstance(event, GaussianEvent | ZCDPEvent | DeltaEvent) for event in events)
     if is_gaussian and 0 < remaining_scalar < requested_cost.scalar:
         noise_factor = (requested_cost.scalar / remaining_scalar) ** 0.5
         advice += f", or all of it with {noise_factor:.4g} times the noise"
-    message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
+    message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}. You can also {remedy}."
     return BudgetExceeded(
         message,
         spent_epsilon=spent_epsilon,

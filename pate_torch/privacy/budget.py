@@ -6,14 +6,14 @@
         ...                                                        # write the answers
                                                                    # commit, if no error was raised
 
-If an error leaves the ``with`` block, the reservation stays spent. No other module charges the ledger, and only a
-``DryRunNoise``, whose answers cannot be released, gives noise without a charge. A release that takes several calls is
-suspended by ``spending.suspend(state)``, with a hash of everything that is needed to continue, and resumed by
-``with budget.resume(spending.id, state) as spending``.
+If an error leaves the ``with`` block, the reservation stays spent. No other module charges the ledger. The only other
+noise source is ``DryRunNoise``, whose answers cannot be released.
 
-Noise that the next call needs again (``NoiseSource.state``, such as the threshold of a sparse vector) is stored beside
-the ledger, and the ledger stores its hash together with the state. The ledger refuses a state that it does not know,
-such as an older one or one after which noise may have been drawn. The reservation then stays spent.
+A release that takes several calls is suspended by ``spending.suspend(state)``, with a hash of everything that is needed
+to continue, and resumed by ``with budget.resume(spending.id, state) as spending``. Noise that the next call needs again
+(``NoiseSource.state``, such as the threshold of a sparse vector) is stored beside the ledger, and the ledger stores its
+hash together with the state. The ledger refuses every state except the newest recorded one, and this one, too, once
+noise may have been drawn after it. The reservation then stays spent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pate_torch.privacy.noise import NoiseSource, check_delta, check_noise, load
 from pate_torch.privacy.records import Answers, DryRunAnswers
 from pate_torch.privacy.sensitive import Sensitivity
 
-_LIBRARY_NOISE_PREFIX = "by "  # of the kind of noise that a library draws itself, such as "by opacus"
+_LIBRARY_NOISE_PREFIX = "by "  # noise of the kind "by opacus" is drawn by this library
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,11 +48,10 @@ class Budget:
         unit: Kind of the privacy unit.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         run: Name of the run's folder.
-        kind: Kind of noise (``NoiseSource``), or "by <library>" if a library draws the noise. Accounts of library noise
-            are separate from accounts of our noise.
+        kind: Kind of noise (``NoiseSource``), or "by <library>" if a library draws the noise. An account admits one
+            kind only.
         insecure_seed: Seed that makes noise repeatable and the run not private. None for secret noise.
-        on_charge: Function that receives the hash of the newest ledger entry after each charge, to store it outside the
-            ledger.
+        on_charge: Function that stores the hash of the newest ledger entry outside the ledger, after each charge.
         first_charge_only: Whether a charge is refused if the account has any reservation.
     """
 
@@ -72,14 +71,15 @@ class Budget:
         if not self.is_library_noise:
             check_noise(self.kind, self.insecure_seed)
         elif self.kind == _LIBRARY_NOISE_PREFIX or self.insecure_seed is not None:
-            raise checks.error("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
+            problem = "must be 'by <library>', and such noise takes no insecure_noise_seed"
+            raise checks.error("noise", self.kind, problem)
         check_delta(self.kind, self.delta)
 
     @classmethod
     def from_account(cls, ledger: Ledger, account: str, **options: Any) -> Budget:
-        """Make a budget with the account's own terms and kind of noise; ``options`` are the other attributes.
+        """Make a budget with the terms and the kind of noise of an existing account.
 
-        The caller must ensure that the values to be released have these terms.
+        The caller must ensure that the values to be released have these terms. ``options`` are the other attributes.
         """
         stored = ledger.get_account(account)
         terms = {"delta": stored.delta, "adjacency": stored.adjacency, "unit": stored.unit, "kind": stored.noise}
@@ -92,7 +92,6 @@ class Budget:
 
     @property
     def is_library_noise(self) -> bool:
-        """Whether a library draws the noise."""
         return self.kind.startswith(_LIBRARY_NOISE_PREFIX)
 
     @property
@@ -102,11 +101,11 @@ class Budget:
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Raise ValueError if the value has another adjacency than the account."""
         if sensitivity.adjacency not in (None, self.adjacency):
-            message = f"is not the adjacency of the account ({self.adjacency}), for which its charges hold"
+            message = f"is not the adjacency of the account ({self.adjacency}), for which all charges were computed"
             raise checks.error("adjacency", sensitivity.adjacency, message, f"Use partition={self.adjacency}.")
 
     def check_events(self, events: Iterable[PrivacyEvent]) -> None:
-        """Raise the error that ``spend`` would raise now, without a charge."""
+        """Raise the error that ``spend`` would raise for these events now. Nothing is charged."""
         self.ledger.check_events(self.account, events, terms=self._terms, first_charge_only=self.first_charge_only)
 
     @contextmanager
@@ -115,10 +114,8 @@ class Budget:
     ) -> Iterator[Spending]:
         """Reserve the worst case of a release, hand out noise, and commit the incurred events at the end.
 
-        All reserved events are charged if the release records no cost.
-
         Args:
-            events: Events of the worst case.
+            events: Events of the worst case. All of them are charged if the release records no cost.
             mechanism: Name of the mechanism that draws the noise.
             purpose: Purpose of the reservation, in words.
 
@@ -146,13 +143,14 @@ class Budget:
         """Continue a suspended release.
 
         Raises:
-            LedgerError: The ledger does not know the state.
+            LedgerError: The state is not the newest recorded state, or noise may have been drawn after it.
+            ValueError: The release was begun with secret noise and this budget has seeded noise, or vice versa.
         """
         self.ledger.check_terms(self.account, **self._terms)
         charge = self.ledger.make_claim(self.account, [reservation]).charges[reservation]
         if charge.insecure is self.secret:
-            problem = "must be resumed with noise like that of its first call: secret, or seeded"
-            raise checks.error("reservation", reservation, problem)
+            kind = "seeded" if charge.insecure else "secret"
+            raise checks.error("reservation", reservation, f"must be resumed with {kind} noise, as it was begun")
         noise_state, noise_digest = load_noise_state(self._get_state_path(reservation))
         resumed_reservation = self.ledger.resume(reservation, state_digest=state_digest + noise_digest)
         with self._open_spending(resumed_reservation, noise_state) as spending:
@@ -165,7 +163,6 @@ class Budget:
         return charge.is_suspended and charge.state_digest == state_digest + noise_digest
 
     def _get_state_path(self, reservation: str) -> Path:
-        """PRIVATE. Path of the noise state of a suspended release."""
         return self.ledger.path.with_name("suspended") / f"{reservation}.json"
 
     @contextmanager
@@ -178,7 +175,7 @@ class Budget:
             yield spending
         finally:
             spending._is_active = False
-        # This line is reached only if nothing was raised. Otherwise the reservation stays charged at its worst case.
+        # These lines run only if nothing was raised. Otherwise the reservation stays charged at its worst case.
         state_path, events = self._get_state_path(spending.id), spending.charged_events
         if spending._suspended_state is not None:
             noise_digest = save_noise_state(state_path, {} if spending._noise is None else spending._noise.state)
@@ -190,7 +187,7 @@ class Budget:
 
 
 class Spending:
-    """A reservation in use: it hands out noise, and records costs, until its ``with`` block ends.
+    """A reservation that hands out noise and records costs until its ``with`` block ends.
 
     Attributes:
         id: Id of the reservation.
@@ -211,32 +208,29 @@ class Spending:
 
     @property
     def noise(self) -> NoiseSource:
-        """The noise that was paid for.
-
-        Raises:
-            RuntimeError: A library draws its own noise, or the ``with`` block has ended.
-        """
+        """Source of the noise that was paid for. Raises RuntimeError after the block, and if a library draws noise."""
         self._check_active()
         if self._noise is None:
-            raise RuntimeError(f"noise: the noise of this release is drawn {self._budget.kind}")
+            raise RuntimeError(
+                f"noise: this release has no noise source, because its noise is drawn {self._budget.kind}"
+            )
         return self._noise
 
     @property
     def charged_events(self) -> tuple[PrivacyEvent, ...]:
-        """Events charged at the end of the ``with`` block: the incurred events if all costs were recorded."""
+        """Events charged at the end of the block: the incurred events if all costs were recorded, else the reserved."""
         if self.incurred_events is None or self._has_unrecorded_noise:
             return self.reserved_events
         return self.incurred_events
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Raise ValueError if the value has another adjacency than the account."""
         self._budget.check_adjacency(sensitivity)
 
     def accept(self, answers: Answers) -> Answers:
-        """Return the answers if this spending paid for them.
+        """Return the answers after checking that they were drawn with this noise, since the last accepted answers.
 
         Raises:
-            ValueError: Another source paid for the answers, or no noise was drawn for them.
+            ValueError: The answers were drawn with other noise, or no noise was drawn for them.
         """
         self._check_active()
         problem = ""
@@ -246,7 +240,7 @@ class Spending:
         elif len(answers.label_Q) and not self._has_fresh_noise:
             problem = "no noise was drawn for its answers"
         if problem:
-            fix = "A mechanism answers by draw(), from the noise it is given."
+            fix = "Override the mechanism's draw(), which must use the noise in its argument, and call release()."
             raise checks.error("mechanism", type(answers).__name__, problem, fix)
         self._has_fresh_noise = False
         return answers
@@ -254,7 +248,7 @@ class Spending:
     def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
         """Record the events that a part of the release incurred, after its noise was drawn.
 
-        Committing returns the part of the reservation that was not incurred. If noise is drawn after the last call of
+        The commit charges the recorded events instead of the reserved ones. If noise is drawn after the last call of
         this method, all reserved events are charged.
         """
         self._check_active()
@@ -262,12 +256,12 @@ class Spending:
         self.incurred_events = (self.incurred_events or ()) + tuple(events)
 
     def record_files(self, digests: Mapping[str, str]) -> None:
-        """Store the SHA-256 of written files by name, so that the ledger reveals a later edit of these files."""
+        """Store the SHA-256 of written files, by name, in the ledger, which reveals a later edit of these files."""
         self._check_active()
         self._digests |= digests
 
     def record_first_answers(self, digests: Mapping[str, str]) -> None:
-        """Write the SHA-256 of the answers of a first stage into the ledger, before any step depends on them.
+        """Write the SHA-256 of the answers of a first stage into the ledger, before any step depends on these answers.
 
         Raises:
             ValueError: The first stage drew noise and did not record its cost, so the release could be charged
@@ -283,27 +277,25 @@ class Spending:
     def suspend(self, state_digest: str) -> None:
         """Leave the release open after the ``with`` block, to be resumed from a state with this hash."""
         self._check_active()
-        if self._digests:  # hashes of files are committed together with the release, which is not finished
-            raise ValueError("files: record files when the release is committed, not when it is suspended")
+        if self._digests:
+            raise ValueError("files: record files in the call that finishes the release; a suspended one stores none")
         if not state_digest:
             raise checks.error("state", state_digest, "must be a hash of the state that is needed to continue")
         self._suspended_state = state_digest
 
     def _check_active(self) -> None:
-        """Raise RuntimeError if the ``with`` block has ended, because later noise would not be charged."""
         if not self._is_active:
-            raise RuntimeError(f"spending {self.id}: is over; noise drawn now would not be charged")
+            raise RuntimeError(f"spending {self.id}: its with block has ended; noise drawn now would not be charged")
 
 
 class _ChargedNoise(NoiseSource):
-    """Noise that a ``Spending`` has paid for. It can be drawn while the spending is active."""
+    """Noise that a ``Spending`` has paid for. Drawing is possible until the ``with`` block of the spending ends."""
 
     def __init__(self, spending: Spending, kind: str, insecure_seed: int | None) -> None:
         super().__init__(kind, insecure_seed)
         self._spending = spending
 
     def stamp(self, answers: Answers) -> Answers:
-        """Mark answers with the reservation that paid for them."""
         if type(answers) is not Answers:
             raise ValueError(f"answers: {type(answers).__name__} were not drawn with this noise")
         return replace(answers, reservation_id=self._spending.id)

@@ -1,12 +1,12 @@
 """A hash chain: an append-only list of entries in one SQLite table, in which each entry holds the hash of the previous.
 
 The hash of an entry is SHA-256 of its canonical JSON, which contains the number of the entry and the previous hash. An
-edit therefore invalidates all later entries, and a ledger that was cut short lacks the newest hash, which is also
-stored elsewhere (``contains``). The chain protects against accidents and clumsy edits. It does not protect against
-somebody who rewrites the whole file and every copy of its newest hash.
+edit therefore invalidates all later entries. A ledger that was cut short lacks the newest hash, of which copies are
+stored outside the ledger (``contains``). The chain protects against accidents and clumsy edits. It does not protect
+against somebody who rewrites the whole file and every copy of its newest hash.
 
-A file that exists and is not a complete ledger of this version is refused and never treated as an empty ledger. The
-file must be on a local disk, because SQLite's locks do not work on network file systems.
+An existing file that is not a complete ledger of this version is refused, even if it is empty. The file must be on a
+local disk, because SQLite's locks do not work on network file systems.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class LedgerEntry:
 
     Attributes:
         seq: Number of the entry, from 1.
-        time: Time of writing, UTC.
+        time: Time of writing, UTC, in ISO format.
         kind: Kind of the entry, such as "reserve".
-        account: Name of the account.
-        facts: Content, JSON.
+        account: Name of the account. Empty for the first entry.
+        facts: Content of the entry, from JSON.
         prev: Hash of the previous entry.
         hash: Hash of this entry, which covers all previous entries.
     """
@@ -78,7 +78,7 @@ class HashChain:
 
     def __init__(self, path: Path, *, create: bool = True, readonly: bool = False) -> None:
         self.path = Path(path)
-        has_log = get_wal_path(self.path).exists()  # checked first: a ledger that is created meanwhile has both files
+        has_log = _get_wal_path(self.path).exists()  # before path.exists(): another process may create both files
         if create and not readonly:
             remove_abandoned_files(self.path)
         if create and not readonly and not self.path.exists():
@@ -98,18 +98,13 @@ class HashChain:
         self._seq, self._hash = 0, GENESIS_HASH
 
     def close(self) -> None:
-        """Close the file."""
         if os.getpid() == self._pid:
             with self._lock:
                 self._db.close()
 
     @contextmanager
     def exclusive_access(self) -> Iterator[None]:
-        """Block other threads during a ``with`` block.
-
-        Raises:
-            LedgerError: Another process opened the chain, and this process is a fork of it.
-        """
+        """Block other threads during a ``with`` block. Raises LedgerError in a forked process."""
         if os.getpid() != self._pid:  # SQLite connections do not survive a fork
             raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
         with self._lock:
@@ -117,7 +112,7 @@ class HashChain:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the write lock from the first read on; write all entries or none, on disk when the block ends."""
+        """Hold the write lock during a ``with`` block, and write all entries to the disk at its end, or none."""
         with self._translated_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -173,7 +168,7 @@ class HashChain:
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
-        """Make several reads see one state; inside ``transaction`` they do so already."""
+        """Make all reads in a ``with`` block see one state, as inside ``transaction``."""
         is_nested = self._db.in_transaction
         if not is_nested:
             self._db.execute("BEGIN")
@@ -202,7 +197,7 @@ class HashChain:
             self._check_schema()
 
     def backup(self, path: Path) -> None:
-        """Copy the chain to a new file of mode 0600; an existing file is refused."""
+        """Copy the chain to a new file of mode 0600. Raises LedgerError if the file exists."""
         if path.exists():
             raise LedgerError(f"backup={str(path)!r}: already exists. Name a new file.")
         with self._translated_errors(), new_file(path) as temporary:
@@ -245,7 +240,7 @@ class HashChain:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Block other threads, and turn errors of SQLite into a ``LedgerError`` that says what to do."""
+        """Block other threads, and convert errors of SQLite to a ``LedgerError`` with advice."""
         with self.exclusive_access():
             try:
                 yield
@@ -260,7 +255,7 @@ class HashChain:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether the error means that the content of the file is wrong, unlike a full disk or a lock."""
+    """Whether the error means that the content of the file is damaged, unlike a full disk or a lock."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the primary code of an extended code
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "could not decode" in str(error).lower()
 
@@ -286,7 +281,7 @@ def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev:
 
 
 def connect(path: Path, readonly: bool) -> sqlite3.Connection:
-    """Open an existing database. Every commit is on disk before it returns."""
+    """Open an existing database, in which every commit is on disk before the call returns."""
 
     def open_uri(query: str) -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?{query}"
@@ -303,7 +298,7 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
             return open_uri("mode=ro")
         except sqlite3.OperationalError:
             # On read-only media SQLite cannot create the index of a write-ahead log. Without a log it needs no index.
-            if get_wal_path(path).exists():
+            if _get_wal_path(path).exists():
                 raise
             return open_uri("immutable=1")
     db = open_uri("mode=rw")
@@ -312,13 +307,12 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
     return db
 
 
-def get_wal_path(path: Path) -> Path:
-    """Return the path of SQLite's write-ahead log."""
+def _get_wal_path(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
 def check_is_database(path: Path) -> None:
-    """Raise LedgerError if the file is missing or is no database. SQLite itself would start a new database in it."""
+    """Raise LedgerError if the file is missing, empty or no database. SQLite would fill an empty file."""
     try:
         with path.open("rb") as file:
             file_magic = file.read(len(_SQLITE_MAGIC))
@@ -334,7 +328,7 @@ def check_is_database(path: Path) -> None:
 
 
 def create_file(path: Path) -> None:
-    """Create a chain with its first entry in a temporary file that is then linked to ``path``, complete."""
+    """Create a chain with its first entry in a temporary file, and link the complete file to ``path``."""
     missing_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         for folder in reversed(missing_folders):
@@ -349,7 +343,7 @@ def create_file(path: Path) -> None:
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={LEDGER_SCHEMA_VERSION}")
-                # The random name keeps two ledgers from sharing a hash.
+                # Because of this random name, no hash occurs in two ledgers.
                 genesis_facts = {"ledger": secrets.token_hex(16), "version": LEDGER_SCHEMA_VERSION}
                 text, entry_hash = encode_entry(1, "genesis", "", genesis_facts, GENESIS_HASH)
                 db.execute("INSERT INTO entries (seq, hash, body) VALUES (1, ?, ?)", (entry_hash, text))
@@ -371,11 +365,7 @@ def remove_abandoned_files(path: Path) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a private temporary file that gets the name ``path`` at the end.
-
-    Raises:
-        FileExistsError: ``path`` exists.
-    """
+    """Yield a private temporary file that is named ``path`` at the end. Raises FileExistsError if ``path`` exists."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     remove_abandoned_files(path)
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -7,11 +7,11 @@
 
 Only ``budget`` calls these four methods, because only ``budget`` hands out noise.
 
-A reservation without a commit counts as spent, so a crash can lose answers but never a charge. An account is named by
-the *declared name* of the private data: two ensembles that were trained on the same records share one budget. A changed
-content fingerprint is recorded and charges the same account. A privacy filter, which is fixed when the account opens,
-enforces the cap (``accounting.filters``). The cap is therefore a guarantee for all releases together, even if each
-release was chosen after the earlier ones. The file belongs to the owner of the data.
+A reservation without a commit counts as spent, so a crash can lose answers but never a charge. The name of an account
+is the *declared name* of the private data, so two ensembles that were trained on the same records share one budget. If
+the content of the data changes, the new fingerprint is recorded and the same account is charged. A privacy filter,
+which is fixed when the account opens, enforces the cap (``accounting.filters``). The cap is therefore a guarantee for
+all releases together, even if each release was chosen after the earlier ones. The file is for the owner of the data.
 
     pate ledger verify|show|export|backup|raise-cap|close
 """
@@ -67,10 +67,9 @@ class Reservation:
 
 
 class Ledger:
-    """The ledger in one file, which several processes may share.
+    """The ledger in one file. Each process opens one ``Ledger`` on the file, which its threads share.
 
-    Each process opens its own ``Ledger`` on the file. The threads of a process share one. ``create`` says whether a
-    missing file is created.
+    A missing file is created if ``create`` is set and ``readonly`` is not.
 
     Raises:
         LedgerError: The file is damaged, empty, no ledger, of a newer version, or cannot be written.
@@ -93,15 +92,10 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self._chain.close()
 
     def exclusive_access(self) -> AbstractContextManager[None]:
-        """Block the other threads of this process during a ``with`` block.
-
-        Raises:
-            LedgerError: Another process opened this ledger.
-        """
+        """Block the other threads of this process during a ``with`` block."""
         return self._chain.exclusive_access()
 
     # ---- accounts -----------------------------------------------------------------------------------------------
@@ -119,11 +113,11 @@ class Ledger:
     ) -> Account:
         """Open the account of a private data set, or return the existing account; see ``Account`` for the terms.
 
-        The first charge fixes the terms. An account that was never charged is opened anew. The planned events choose
-        the filter of a new account (``PrivacyFilter``).
+        The first charge fixes the terms, so an account without charges is opened again with the new terms. The planned
+        events determine the filter of a new account (``PrivacyFilter``).
 
         Raises:
-            ValueError: The requested terms differ from the stored terms.
+            ValueError: The account is charged or closed, and the requested terms differ from the stored terms.
         """
         if not name or name != name.strip():
             raise checks.error("account", name, "must be a name without spaces around it")
@@ -145,11 +139,7 @@ class Ledger:
         return self.get_account(name)
 
     def get_account(self, name: str) -> Account:
-        """Return the present state of an account.
-
-        Raises:
-            LedgerError: There is no account of this name.
-        """
+        """Return the present state of an account. Raises LedgerError if no account has this name."""
         accounts = {account.name: account for account in self.list_accounts()}
         if name not in accounts:
             names = ", ".join(accounts) or "none yet"
@@ -163,17 +153,17 @@ class Ledger:
             return _copy(self._accounts)
 
     def raise_cap(self, name: str, budget_epsilon: float, *, reason: str) -> Account:
-        """Raise the cap of an account, and record the reason. The new cap is the guarantee from then on.
+        """Raise the cap of an account, which is its guarantee from then on, and record the reason.
 
         The theorem about the filter assumes a cap that was fixed in advance. If an owner raises the cap because of
-        earlier releases, the guarantee rests on the owner's word instead of the theorem.
+        earlier releases, the theorem does not prove the guarantee.
         """
         checks.positive("budget_epsilon", budget_epsilon)
         _check_reason(reason)
         with self._chain.transaction():
             cap = self.get_account(name).budget_epsilon
             if budget_epsilon <= cap:
-                fix = "A cap cannot be lowered; close the account to end its spending."
+                fix = "A cap cannot be lowered. Close the account to prevent further releases."
                 raise checks.error("budget_epsilon", budget_epsilon, f"must be above the present cap {cap!r}", fix)
             facts = {"budget_epsilon": float(budget_epsilon), "before": cap, "reason": reason}
             self._chain.append("raise_cap", name, facts)
@@ -206,9 +196,9 @@ class Ledger:
     ) -> Reservation:
         """Charge the worst case of a release before any noise is drawn; see ``Charge`` for the facts that are recorded.
 
-        A release with ``insecure`` noise (seeded or off) is NOT PRIVATE; it is charged and marked. With
-        ``first_charge_only`` the charge is refused if the account has any reservation, even an unfinished one. The
-        account must have the ``terms``, unless they are None.
+        A release with ``insecure`` (seeded) noise is NOT PRIVATE, and is charged and marked. With ``first_charge_only``
+        the charge is refused if the account has any reservation, even an unfinished one. ``terms`` must equal the terms
+        of the account, and are not checked if None.
 
         Raises:
             BudgetExceeded: The release would exceed the cap.
@@ -278,15 +268,16 @@ class Ledger:
         """Continue an open release from its last record, before any noise is drawn.
 
         Raises:
-            LedgerError: The ledger does not know the state: noise may have been drawn since the last record, or the
-                state is older than the record. The reservation stays spent.
+            LedgerError: Noise may have been drawn since the last record, or the state is not the recorded one. The
+                reservation stays spent.
         """
         with self._chain.transaction():
             account, identity, charge = self._find_open_charge(reservation)
             if not charge.is_suspended or charge.state_digest != state_digest:
                 raise LedgerError(
                     f"reservation={identity!r}: cannot be resumed from this state, because noise may have been drawn"
-                    " since, or the state is older than the ledger. It stays charged at its worst case. Make a new one."
+                    " since, or a newer state was recorded. The reservation stays charged at its worst case. Make a new"
+                    " release."
                 )
             number = charge.num_resumptions + 1
             facts = {"reservation": identity, "state": state_digest, "number": number}
@@ -314,8 +305,8 @@ class Ledger:
             if not is_within(incurred_cost, charge.reserved_cost):
                 raise LedgerError(
                     f"reservation={identity!r}: the release incurred more than it reserved"
-                    f" ({incurred_cost} against {charge.reserved_cost}). The reservation stands; the mechanism's worst"
-                    " case is wrong."
+                    f" ({incurred_cost} against {charge.reserved_cost}). The reservation stays charged. Correct the"
+                    " mechanism's privacy_events(), which must return the worst case."
                 )
             charged_cost = FilterCost(
                 min(incurred_cost.scalar, charge.reserved_cost.scalar),
@@ -326,7 +317,7 @@ class Ledger:
         return self.get_account(account.name)
 
     def get_guarantee(self, account: str) -> Guarantee | None:
-        """Compose everything reserved from the account, at its delta (see ``Account.guarantee``)."""
+        """Return the guarantee of all reservations of the account together (``Account.guarantee``)."""
         return self.get_account(account).guarantee
 
     def get_charges(self, account: str) -> Mapping[str, Charge]:
@@ -334,20 +325,17 @@ class Ledger:
         return MappingProxyType(self.get_account(account).charges)
 
     def make_claim(self, account: str, reservations: Iterable[str]) -> Claim:
-        """Compose the guarantee of these reservations together.
-
-        Raises:
-            LedgerError: The account does not have one of the reservations.
-        """
+        """Compose the guarantee of these reservations. Raises LedgerError if the account lacks one of them."""
         state = self.get_account(account)
         claimed: dict[str, Charge] = {}
         for identity in reservations:
             if identity not in state.charges:
-                raise LedgerError(f"reservation={identity!r}: is not in account {account!r}. Was it made elsewhere?")
+                fix = "Open the ledger in which it was made."
+                raise LedgerError(f"reservation={identity!r}: is not in account {account!r}. {fix}")
             claimed[identity] = state.charges[identity]
         reserved_events = tuple(event for charge in claimed.values() for event in charge.reserved_events)
         guarantee = ex_post_guarantee = None
-        # These charges decide whether their own noise was secret. All charges decide whether the cap still holds.
+        # The composition needs secret noise in these charges, and the cap needs secret noise in all charges.
         if not any(charge.insecure for charge in claimed.values()):
             incurred_events = (event for charge in claimed.values() for event in charge.incurred_events)
             guarantee = state.compute_guarantee(reserved_events, cap_holds=state.is_private)
@@ -362,11 +350,11 @@ class Ledger:
     # ---- the chain ----------------------------------------------------------------------------------------------
 
     def read_entries(self, account: str | None = None) -> tuple[LedgerEntry, ...]:
-        """Return every entry, or those of one account, after verifying the chain from the first entry."""
+        """Return every entry, or the entries of one account, after verifying the chain from the first entry."""
         return tuple(e for e in self._chain.read_all_entries() if account is None or e.account == account)
 
     def get_head(self) -> str:
-        """Return the hash of the newest entry. A copy of it outside the ledger reveals a ledger that was cut short."""
+        """Return the hash of the newest entry. A copy outside the ledger reveals a ledger that was cut short."""
         return self._chain.get_head()
 
     def contains_head(self, digest: str) -> bool:
@@ -374,11 +362,7 @@ class Ledger:
         return self._chain.contains(digest)
 
     def verify(self) -> tuple[Account, ...]:
-        """Recompute every hash, price and total from the entries.
-
-        Raises:
-            LedgerError: An entry is wrong. The message names the first one.
-        """
+        """Recompute every hash, price and total. Raises LedgerError, which names the first wrong entry."""
         self._chain.check_file()
         accounts: dict[str, Account] = {}
         for entry in self._chain.read_all_entries():
@@ -407,7 +391,7 @@ class Ledger:
                 if account.charges[identity].is_committed:
                     raise LedgerError(f"reservation={identity!r}: is already committed.")
                 return account, identity, account.charges[identity]
-        raise LedgerError(f"reservation={identity!r}: is not in this ledger. Was it made in another one?")
+        raise LedgerError(f"reservation={identity!r}: is not in this ledger. Open the ledger in which it was made.")
 
     def check_terms(self, name: str, *, budget_epsilon: float | None = None, **terms: Any) -> None:
         """Raise ValueError if terms differ from those of the account; a ``budget_epsilon`` of None is not checked."""
@@ -415,10 +399,10 @@ class Ledger:
         for key, value in terms.items():
             stored = getattr(account, key)
             if value != stored:
-                problem = f"account {name!r} was opened with {stored!r}, for which its earlier charges hold"
+                problem = f"account {name!r} was opened with {stored!r}, for which its charges were computed"
                 raise checks.error(key, value, problem, f"Set it back to {stored!r}.")
         if budget_epsilon not in (None, account.budget_epsilon):
-            fix = f"Set it back, or raise the cap on purpose: pate ledger raise-cap {name} EPSILON --reason WHY."
+            fix = f"Set this cap, or raise it on purpose: pate ledger raise-cap {name} EPSILON --reason WHY."
             problem = f"the cap of account {name!r} is {account.budget_epsilon!r}"
             raise checks.error("budget_epsilon", budget_epsilon, problem, fix)
 
@@ -430,4 +414,4 @@ def _copy(accounts: dict[str, Account]) -> tuple[Account, ...]:
 
 def _check_reason(reason: str) -> None:
     if not reason.strip():
-        raise checks.error("reason", reason, "must state why", "The ledger records it for later readers.")
+        raise checks.error("reason", reason, "must state why the account is changed", "The ledger records the reason.")

@@ -1,12 +1,12 @@
-"""The source of privacy noise, separate from every seeded generator.
+"""Sources of privacy noise, which are separate from every seeded generator.
 
-Every random bit comes from the operating system, not from a generator that the system seeds: torch's CPU generator
-keeps 32 bits of its seed, which an attacker can enumerate. ``insecure_seed`` makes a run repeatable and voids its
-guarantee, and everything that such a run writes says NOT PRIVATE.
+Every random bit comes from the entropy of the operating system. Torch's generator is not used, because its CPU
+generator keeps 32 bits of its seed, which an attacker can enumerate. ``insecure_seed`` makes a run repeatable and voids
+its guarantee, and all files of such a run say NOT PRIVATE.
 
 Continuous noise is rounded to float64, and the rounding can in principle be attacked (Mironov 2012). Discrete noise is
-exact: the discrete Gaussian and the discrete Laplace (Canonne, Kamath & Steinke 2020), for which P(z) is proportional
-to exp(-z^2 / (2 sigma^2)) or to exp(-|z| / scale) on all integers.
+exact: the discrete Gaussian and the discrete Laplace distribution (Canonne, Kamath & Steinke 2020), in which P(z) is
+proportional to exp(-z^2 / (2 sigma^2)) or to exp(-|z| / scale) on all integers z.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from pate_torch.privacy.sensitive import Sensitivity
 
 NOISE_KINDS = ("torch", "discrete")
 _UNIFORM_BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
-_BLOCK_NUMBERS = 1 << 18  # a block fits a core's cache, and several threads draw the blocks of a large tensor
+_BLOCK_NUMBERS = 1 << 18  # a block fits the cache of a core; several threads draw the blocks of a large tensor
 MIN_CONTINUOUS_NOISE_DELTA = 1e-15
-"""Smallest delta with continuous noise. A normal number made of ``_UNIFORM_BITS`` bits ends at 8.57 standard
-deviations and an exponential number at 36.7 scales. The tails beyond have probability 1e-17 and 1e-16, so continuous
-noise supports no smaller delta and no pure epsilon."""
+"""Smallest delta with continuous noise. With ``_UNIFORM_BITS`` bits, normal numbers end at 8.57 standard deviations and
+exponential numbers at 36.7 scales. The missing tails have probability 1e-17 and 1e-16, so continuous noise supports no
+smaller delta and no pure epsilon."""
 
 
 def check_noise(kind: str, insecure_seed: int | None) -> None:
@@ -53,7 +53,7 @@ def check_noise(kind: str, insecure_seed: int | None) -> None:
     if insecure_seed is not None:
         checks.integer("insecure_noise_seed", insecure_seed, low=0)
         if kind == "discrete":
-            fix = "It draws from the system's entropy only; use noise=torch for a repeatable, NOT PRIVATE run."
+            fix = "Discrete noise cannot be seeded. Use noise=torch for a repeatable, NOT PRIVATE run."
             raise checks.error("insecure_noise_seed", insecure_seed, "must be null with noise=discrete", fix)
 
 
@@ -67,9 +67,9 @@ def check_delta(kind: str, delta: float) -> None:
 
 @dataclass(eq=False)
 class NoiseSource:
-    """A source of noise, float64 (continuous) or int64 (discrete), for the device that holds the votes.
+    """A source of noise, float64 (continuous) or int64 (discrete).
 
-    It has two subclasses: the noise of a ``budget.Spending``, for which an account was charged, and ``DryRunNoise``.
+    The two subclasses are the noise of a ``budget.Spending``, for which an account was charged, and ``DryRunNoise``.
 
     Attributes:
         kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace).
@@ -85,7 +85,7 @@ class NoiseSource:
 
     def __post_init__(self) -> None:
         if type(self) is NoiseSource:
-            raise TypeError("NoiseSource: use the noise of budget.spend, or a DryRunNoise, which releases nothing")
+            raise TypeError("NoiseSource: use the noise of budget.spend, or DryRunNoise to release nothing")
         check_noise(self.kind, self.insecure_seed)
         if self.insecure_seed is not None:
             self._generator = torch.Generator().manual_seed(self.insecure_seed)
@@ -100,15 +100,11 @@ class NoiseSource:
         raise NotImplementedError
 
     def _check_draw_allowed(self) -> None:
-        """Raise RuntimeError if a draw is not allowed now. It is called before every draw."""
+        """Raise RuntimeError if no noise may be drawn now. Called before every draw."""
 
     def draw_uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Draw independent U(0, 1), float64, strictly between 0 and 1."""
         return self._fill_blocks(self._make_uniform_block, shape).to(device)
-
-    def draw_exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Draw independent Exp(1), float64, strictly positive."""
-        return self._fill_blocks(self._make_exponential_block, shape).to(device)
 
     def draw_gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Draw independent standard Gumbel, float64; argmax(u + gumbel) samples proportionally to exp(u)."""
@@ -143,14 +139,14 @@ class NoiseSource:
         return self._make_exponential_block(size).sub_(self._make_exponential_block(size))
 
     def _make_normal_block(self, size: int) -> Tensor:
-        """Box and Muller (1958): a radius and an angle give two normal numbers."""
+        """Make normal numbers in pairs, from a radius and an angle (Box and Muller 1958)."""
         num_pairs = (size + 1) // 2
         radius = self._make_exponential_block(num_pairs).mul_(2).sqrt_()
         angle = self._make_uniform_block(num_pairs).mul_(2 * math.pi)
         return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:size]
 
     def _fill_blocks(self, make_block: Callable[[int], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Fill a tensor block by block with ``make_block(size)``; by threads, unless a seed fixes the order."""
+        """Fill a tensor block by block with ``make_block(size)``, in threads unless the noise is seeded."""
         self._check_draw_allowed()
         values = torch.empty(shape, dtype=torch.float64)
         blocks = [block for block in values.view(-1).split(_BLOCK_NUMBERS) if len(block)]
@@ -180,7 +176,7 @@ class NoiseProvider(Protocol):
 
     @property
     def kind(self) -> str:
-        """Kind of the noise."""
+        """Kind of the noise (``NoiseSource.kind``)."""
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Raise ValueError if the value has another adjacency than the account."""
@@ -193,9 +189,9 @@ class NoiseProvider(Protocol):
 
 @dataclass(eq=False)
 class DryRunNoise(NoiseSource):
-    """Noise for audits, plans and tests. No account is charged, and answers drawn with it cannot be released.
+    """Noise for audits, plans and tests, which charges no account and whose answers cannot be released.
 
-    It is a ``NoiseProvider`` and can replace a budget.
+    As a ``NoiseProvider``, this class can take the place of a budget.
 
     Attributes:
         events: Privacy events that a budget would have been charged.
@@ -218,7 +214,7 @@ class DryRunNoise(NoiseSource):
 
     @property
     def noise(self) -> DryRunNoise:
-        """This source itself, under the name by which a ``Spending`` holds its noise."""
+        """This source, as for a ``Spending``."""
         return self
 
     def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
@@ -229,8 +225,8 @@ class DryRunNoise(NoiseSource):
 
 _README = """PRIVATE: do not publish, do not share.
 
-This folder holds noise that unfinished releases need again, such as the noisy thresholds of sparse vectors. With this
-noise anybody could subtract it from the answers. Keep the folder together with the privacy ledger beside it, which
+This folder holds noise that unfinished releases need again, such as the noisy thresholds of sparse vectors. Whoever
+has this noise can subtract it from the answers. Keep the folder together with the privacy ledger beside it, which
 stores a hash of each file. A release whose file is missing cannot be continued and stays charged at its worst case.
 """
 
@@ -239,12 +235,12 @@ def save_noise_state(path: Path, noise_state: dict[str, float]) -> str:
     """PRIVATE. Write the noise that a suspended release needs again, atomically.
 
     Returns:
-        SHA-256 of the file, which the ledger stores, or "" if there is nothing to keep.
+        SHA-256 of the file, which the ledger stores. Empty if ``noise_state`` is empty.
     """
     if not noise_state:
         path.unlink(missing_ok=True)
         return ""
-    # The salt prevents a search for the noise whose hash the ledger holds.
+    # The salt prevents a search for noise with the hash that the ledger holds.
     content = json.dumps({"salt": secrets.token_hex(16), "kept": noise_state}).encode()
     create_private_folder(path.parent, _README)
     with atomic_replacement(path) as temporary:
@@ -253,7 +249,7 @@ def save_noise_state(path: Path, noise_state: dict[str, float]) -> str:
 
 
 def load_noise_state(path: Path) -> tuple[dict[str, float], str]:
-    """PRIVATE. Read a saved noise state; return (noise state, SHA-256 of the file). A damaged file gives no state."""
+    """PRIVATE. Read a saved noise state; return (noise state, SHA-256 of the file). A damaged file gives {}."""
     if not path.exists():
         return {}, ""
     content = path.read_bytes()
@@ -269,8 +265,8 @@ def load_noise_state(path: Path) -> tuple[dict[str, float], str]:
 # A draw inverts the distribution function of |z| at a uniform real number U in [0, 1), of which 63 bits are drawn
 # first. The lookup table holds a rigorous lower and upper bound of every boundary. If the bits do not decide between
 # two values, more bits are drawn and a finer table is built. The rejection sampler of the paper has the same
-# distribution at about 5e4 draws a second, and its time depends on the secret draws. The table gives millions of draws
-# a second, and its time depends on the parameter alone.
+# distribution at about 5e4 draws a second, and its duration depends on the secret draws. The table gives millions of
+# draws a second, and its duration depends on the parameter alone.
 
 _FIRST_BITS = 63  # fits int64 and uint64
 _STEP_BITS = 64
@@ -300,7 +296,7 @@ def draw_discrete(shape: tuple[int, ...], kind: str, scale: Fraction, bits: int 
 
 
 def _draw_until_decided(kind: str, scale: Fraction, first_bits: int, bits: int) -> int:
-    """Draw further bits of U until they decide."""
+    """Draw further bits of U until the bits decide the value."""
     while True:
         first_bits = first_bits << _STEP_BITS | int.from_bytes(os.urandom(_STEP_BITS // 8), "big")
         bits += _STEP_BITS
@@ -323,7 +319,7 @@ class _CdfTable:
     high: list[int]
 
     def find_magnitude(self, first_bits: int) -> int | None:
-        """Return |Z| if the first bits of U are ``first_bits``, or None if these bits do not decide it."""
+        """Return |Z| for a U that begins with ``first_bits``. None if these bits do not decide the value."""
         upper_rank, lower_rank = bisect_right(self.high, first_bits), bisect_right(self.low, first_bits)
         return upper_rank if upper_rank == lower_rank < len(self.low) else None
 
@@ -362,7 +358,7 @@ def _compute_exp_bounds(exponent: Fraction, precision: int) -> tuple[int, int]:
 
     The exponential of ``decimal`` is correctly rounded. Four units cover the other rounding errors.
     """
-    # The digits of 2^precision, and those that exp loses to the size of the exponent.
+    # The digits of 2^precision, and the digits that exp loses because of the size of the exponent.
     digits = precision * 31 // 100 + 20 + len(str(math.ceil(exponent)))
     context = Context(prec=digits, Emin=-(10**9), Emax=10**9)
     power = context.exp(context.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator)))

@@ -1,4 +1,4 @@
-"""Partitions of the private records into disjoint shards, and other selections of records by privacy unit.
+"""Partitions of the private records into disjoint shards, other selections by privacy unit, and public facts.
 
 Each privacy unit reaches one teacher. Under both neighboring relations a unit therefore controls one teacher's vote in
 each question, so the L2 sensitivity of the votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pate_torch.core import checks, rng
-from pate_torch.privacy.records import LABEL_UNIT, Dataset, PrivateRecords, Shards
+from pate_torch.privacy.records import ADJACENCIES, LABEL_UNIT, Dataset, DataSpec, PrivateRecords, PublicPool, Shards
 from pate_torch.privacy.unit_ids import UnitIds, compute_keyed_hash, make_position_ids
 
 
@@ -36,7 +36,7 @@ class Partition(ABC):
         return None
 
     def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:  # noqa: B027
-        """Raise ValueError if public facts show that no shards can be made for so many teachers."""
+        """Raise ValueError if public facts show that the units cannot be assigned to so many teachers."""
 
     @abstractmethod
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
@@ -54,8 +54,8 @@ class AddRemove(Partition):
     Attributes:
         name: Name of the partition.
         capacity: Largest number of records in a shard. Records beyond it are dropped in hash order, so a unit can
-            displace records of its own shard only. With a capacity the shape of the shards, [K, capacity], does not
-            depend on the records. None if there is no limit.
+            displace records of its shard only. With a capacity the shape of the shards, [K, capacity], does not depend
+            on the records. None if there is no limit.
 
     Guarantee:
         Adding or removing one unit changes one row of ``Shards``, apart from the width of the padding if capacity is
@@ -77,7 +77,7 @@ class AddRemove(Partition):
 
     def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:
         if unit == LABEL_UNIT:
-            problem = f"does not go with the privacy unit {unit}: a label is replaced, not removed"
+            problem = f"cannot be combined with the privacy unit {unit}, because labels are replaced, not removed"
             raise checks.error("partition", self.name, problem, "Use partition=replace_one.")
         checks.integer("num_teachers", num_teachers, low=1)
 
@@ -96,7 +96,7 @@ class ReplaceOne(Partition):
 
     Neighboring data sets differ in one record and its id, and both versions of the record are valid. The number n is
     public, and the unit is the position. If labels alone are private, neighbors differ in one label. The assignment
-    reads no record, so replacing a record does not change it.
+    reads no record, so replacing a record does not change the assignment.
     """
 
     name: str = "replace_one"
@@ -109,7 +109,7 @@ class ReplaceOne(Partition):
             fix = "Use partition=add_remove, which keeps all of a unit's records in one shard."
             raise checks.error("partition", self.name, problem, fix)
         if num_units is not None:
-            fix = f"There are {num_units} private records (a public number here), and every teacher needs at least one."
+            fix = f"There are {num_units} private records, which is public here, and every teacher needs at least one."
             checks.integer("num_teachers", num_teachers, low=1, high=max(num_units, 1), fix=fix)
 
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
@@ -120,8 +120,58 @@ class ReplaceOne(Partition):
         return _build_shards(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetFacts:
+    """Releasable. Public facts of a data set, on which alone prices, refusals and plans depend.
+
+    Attributes:
+        spec: Shape, classes and declared size of the data.
+        pool: The public points.
+        unit: Kind of the privacy unit.
+        partition: Rule that assigns units to shards. It fixes the adjacency.
+        num_units: Number of private records under ``replace_one``, where this number is public. None under
+            ``add_remove``.
+        has_records: Whether private records are present. False for votes that were made elsewhere.
+        supported_adjacencies: Relations under which a change of one unit leaves every other record unchanged.
+        advice: Advice for a run with another neighboring relation.
+    """
+
+    spec: DataSpec
+    pool: PublicPool
+    unit: str
+    partition: Partition
+    num_units: int | None
+    has_records: bool = True
+    supported_adjacencies: tuple[str, ...] = ADJACENCIES
+    advice: str = ""
+
+    @classmethod
+    def from_dataset(cls, data: Dataset, partition: Partition) -> DatasetFacts:
+        """Collect the public facts of a loaded data set."""
+        return cls(
+            spec=data.spec,
+            pool=data.pool,
+            unit=data.private.unit,
+            partition=partition,
+            num_units=len(data.private) if partition.adjacency == "replace_one" else None,
+            has_records=len(data.private) > 0,
+            supported_adjacencies=data.adjacencies,
+            advice=data.advice,
+        )
+
+    @property
+    def adjacency(self) -> str:
+        return self.partition.adjacency
+
+    def check_adjacency(self) -> None:
+        """Raise ValueError if a change of one unit could affect other records of these data."""
+        if self.adjacency not in self.supported_adjacencies:
+            problem = f"is not supported by {self.spec.name}, because a change of one unit could affect other records"
+            raise checks.error("partition", self.adjacency, problem, self.advice)
+
+
 def assign_shards(partition: Partition, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
-    """Make the shards of a partition and check them, because a user may have written the partition.
+    """Make the shards of a partition, which a user may have written, and check these shards.
 
     Raises:
         ValueError: The shards state another adjacency or unit than the partition, or a unit is in two shards.
@@ -135,7 +185,7 @@ def assign_shards(partition: Partition, private: PrivateRecords, num_teachers: i
         _, unit_N = np.unique(private.unit_id[shards.index_KS[shards.mask_KS].numpy()], return_inverse=True)
         pairs = np.unique(np.stack([unit_N, shard_N]), axis=1)
         if pairs.shape[1] > len(np.unique(unit_N)):
-            raise checks.error("partition", name, f"puts one {unit} into two shards")
+            raise checks.error("partition", name, f"assigns one {unit} to two shards")
     return shards
 
 
@@ -144,7 +194,7 @@ def _build_shards(
 ) -> Shards:
     """Make padded rows from record indices that are sorted by shard (``shard_N`` is non-decreasing)."""
     if not len(order_N):
-        raise ValueError("data: there are no private records that can be used")
+        raise ValueError("data: no private records can be used")
     sizes_K = np.bincount(shard_N, minlength=num_teachers)
     start_K = np.concatenate([[0], np.cumsum(sizes_K)[:-1]])
     rank_N = np.arange(len(order_N)) - start_K[shard_N]
@@ -157,10 +207,10 @@ def _build_shards(
 
 
 def get_unit_ids(private: PrivateRecords, adjacency: str) -> UnitIds:
-    """PRIVATE. Return the privacy unit of each record, str [N]: its unit id, or its position under replace_one.
+    """PRIVATE. Return the name of each record's privacy unit, str [N]: the unit id, or the position under replace_one.
 
-    Under replace_one each record is a unit of its own. An id may be a hash of the record that is replaced, so that
-    two records with equal ids are still two units.
+    Under replace_one each record is one unit. Two records with equal ids are two units, because an id may be a hash of
+    the record that is replaced.
     """
     return private.unit_id if adjacency == "add_remove" else make_position_ids(len(private))
 
@@ -170,7 +220,7 @@ def hold_out(
 ) -> tuple[PrivateRecords, PrivateRecords]:
     """PRIVATE. Split off about ``share`` of the units; return (remaining records, held-out records).
 
-    The keyed hash of a unit's own name (``get_unit_ids``) decides, so no record affects the role of another unit.
+    A keyed hash of the unit's name (``get_unit_ids``) decides for each unit, regardless of other units.
     """
     is_held_out_N = compute_keyed_hash(get_unit_ids(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
     return select(private, np.flatnonzero(~is_held_out_N)), select(private, np.flatnonzero(is_held_out_N))
@@ -184,10 +234,10 @@ def select(private: PrivateRecords, index: np.ndarray) -> PrivateRecords:
 
 
 def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
-    """PRIVATE. Drop the records that are marked as unusable.
+    """PRIVATE. Drop the records that are marked as unusable. Under replace_one keep these records with their fillers.
 
-    Under replace_one they stay with their fillers, so that no other record changes its position: neighboring data
-    sets then still differ in one record, because a filler is a valid record.
+    A filler is a valid record. If records were dropped under replace_one, other records would change their positions,
+    and neighboring data sets could differ in many records.
     """
     private = data.private
     if private.usable_N is None:
@@ -201,5 +251,5 @@ def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
 
 
 def select_one_per_unit(private: PrivateRecords, adjacency: str) -> PrivateRecords:
-    """PRIVATE. Select the first record of each unit; under replace_one every record."""
+    """PRIVATE. Select the first record of each unit. Under replace_one this selects every record."""
     return select(private, np.unique(get_unit_ids(private, adjacency), return_index=True)[1])

@@ -1,8 +1,8 @@
-"""The records that the pipeline passes on, in the order in which data flow through it.
+"""Data classes of the pipeline, in the order in which data flow from private records to a release.
 
-The ``repr`` of a private record never shows its content. Shape letters, used as suffixes of names (NOTATION.md lists
-all of them): N private records, K teachers, S capacity of a shard, P public points, Q questions, R rounds, C classes,
-D features, B batch. For example, ``votes_QC`` is a [Q, C] tensor.
+The ``repr`` of a private object never shows its content. The suffix of a name gives the shape (NOTATION.md): N private
+records, K teachers, S capacity of a shard, P public points, Q questions, R rounds, C classes, D features, B batch. For
+example, ``votes_QC`` is a [Q, C] tensor.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from torch import Tensor
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.privacy import unit_ids as naming
 from pate_torch.privacy.schema import TableSchema
-from pate_torch.privacy.unit_ids import UnitIds
+from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, parse_unit_ids
 
 NO_ANSWER = -1
 MAX_BATCH_ELEMENTS = 1 << 26
-"""Largest number of elements of one point, or of one encoder batch, that a file may ask for."""
+"""Largest number of elements of one point, or of one encoder batch, that a file may specify."""
 ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
     **dict.fromkeys(("batch_size", "max_length", "size"), functools.partial(checks.integer, low=1)),
     **dict.fromkeys(("special_tokens", "headless"), checks.boolean),
     **{"pooling": checks.nonempty_string, "mean": None, "std": None},
 }
-"""The check of each option that may decide an encoder's features besides its files; None: a list of numbers."""
+"""Check of each encoder option that affects features, by name. None if the option is a list of numbers."""
 ADJACENCIES = ("add_remove", "replace_one")
 OPTIONAL_SPEC_FIELDS = ("schema", "resize", "text", "encoder")
-"""Fields of a ``DataSpec`` that ``to_dict`` writes only where they are set."""
+"""Fields of a ``DataSpec`` that ``to_dict`` leaves out if they are not set."""
 UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
 NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
-"""The reasons for which a private record cannot be used, as they end the phrase "records ..."."""
+"""Reasons why a private record cannot be used, worded as the end of "records ..."."""
 LABEL_UNIT = "label of one record"
-"""The privacy unit where features are public and only labels are private."""
+"""Privacy unit of data whose features are public, so that only labels are private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +53,12 @@ class DataSpec:
         mean: Normalization mean for each channel (of images, after x/255) or each feature. It is never a statistic of
             private records.
         std: Normalization standard deviation, in the same form as ``mean``.
-        benchmark: True for a public benchmark, whose accuracies on private records may be shown.
+        benchmark: Whether the data are a public benchmark, so that accuracies on its private records may be shown.
         nominal_size: Publicly declared approximate number of private records. None if it is not declared.
         schema: Description of how a table row becomes a point. None if points come from no table.
         resize: Interpolation ("bilinear") by which images of other sizes are resized. None if all have one size.
         text: Name of the table column that holds the texts (``core.texts``). None if points are no texts.
-        encoder: Frozen encoder that produced the points. None if points are used as the data have them.
+        encoder: Frozen encoder that produced the points. None if points are not encoded.
     """
 
     name: str
@@ -125,12 +124,11 @@ class DataSpec:
 
     @property
     def is_image(self) -> bool:
-        """Whether points are images."""
         return len(self.input_shape) == 3
 
     @property
     def kind(self) -> str:
-        """The kind of the points: "images", "text", "table" (there is a schema) or "rows" (of numbers)."""
+        """Kind of the points before encoding: "images", "text", "table" (with a schema) or "rows" (of numbers)."""
         if self.encoder is not None and self.encoder.points is not None:
             return self.encoder.points.kind
         return "images" if self.is_image else "text" if self.text else "rows" if self.schema is None else "table"
@@ -142,7 +140,7 @@ class DataSpec:
         return (x - mean) / std
 
     def get_constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation in a shape that broadcasts. Callers share these tensors: do not write."""
+        """Return ``mean`` and ``std`` as tensors that broadcast. They are shared, so callers must not change them."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
         mean, std = (_make_constant_tensor(tuple(values), shape, dtype, device) for values in (self.mean, self.std))
         return mean, std
@@ -150,20 +148,20 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderCard:
-    """Releasable. Name, hashes and declared facts of the frozen encoder that turned points into features.
+    """Releasable. Name, hashes and declared facts of a frozen encoder.
 
     Attributes:
         name: Name of the encoder, as its authors or the owner of the data call it.
-        kind: "torch" (a module), "onnx", "static" (a table of token vectors), or "given" (the data are features).
+        kind: "torch" (a module), "onnx", "static" (a table of token vectors), or "given" (features that the data hold).
         sha256: SHA-256 of the weights file, or of the tensors of a module that brings its own weights. None if it is
             not declared.
         file: Name of the weights file. None if there is none.
         tokenizer_sha256: SHA-256 of the tokenizer file. None if there is none.
         module: Class name of the module. None if the encoder is no module.
-        options: Other settings that decide the features (``ENCODER_OPTION_CHECKS``).
+        options: Other settings that affect the features (``ENCODER_OPTION_CHECKS``).
         license: Declared license for use and redistribution. None if it is not declared.
         trained_on: Declared training data. None if they are not declared.
-        disjoint: True if the owner declares that no private record was among the training data.
+        disjoint: Whether the owner declares that no private record was among the training data.
         points: Specification of the encoder's input. None if the data are features already.
     """
 
@@ -199,16 +197,15 @@ class EncoderCard:
         size, batch = 1 if self.points is None else math.prod(self.points.input_shape), options.get("batch_size") or 1
         if batch * max(size, options.get("max_length") or 1, (options.get("size") or 1) ** 2) > MAX_BATCH_ELEMENTS:
             problem = f"makes batches of more than {MAX_BATCH_ELEMENTS} numbers"
-            raise checks.error("features.batch_size", batch, problem, "Take a smaller one.")
+            raise checks.error("features.batch_size", batch, problem, "Take a smaller batch size.")
 
     @property
     def card_without_points(self) -> EncoderCard:
-        """The card without the specification of the encoder's input."""
         return replace(self, points=None)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The facts that decide the features of a point: encoders that agree in them differ by rounding alone."""
+        """Facts that determine the features: two encoders with equal facts differ by rounding errors only."""
         plain = {name: getattr(self, name) for name in ("kind", "sha256", "tokenizer_sha256", "module")}
         return plain | {"options": dict(self.options)}
 
@@ -220,13 +217,13 @@ class EncoderCard:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> EncoderCard:
-        """Check and read the output of ``to_dict``. Raises ValueError if the values form no card."""
+        """Check and read the output of ``to_dict``. Raises ValueError for unknown, missing or wrong fields."""
         points = checks.mapping("encoder", plain, fields(cls)).get("points")
         facts = {"name": None, "kind": None, **plain}
         return cls(**{**facts, "points": None if points is None else DataSpec.from_dict(points)})
 
 
-@functools.lru_cache(maxsize=32)  # copied to a device once, not at every step
+@functools.lru_cache(maxsize=32)  # avoids a copy to the device at every training step
 def _make_constant_tensor(
     values: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -235,7 +232,7 @@ def _make_constant_tensor(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrivateRecords:
-    """PRIVATE. Labeled records. ``from_rows`` is the one gate that makes them of raw rows.
+    """PRIVATE. Labeled records. Raw rows become records by ``from_rows`` only.
 
     Attributes:
         x: Points: uint8 images [N, Ch, H, W], uint8 texts [N, L] (``core.texts``) or float32 rows [N, D].
@@ -243,8 +240,8 @@ class PrivateRecords:
         unit_id: Stable name of the privacy unit of each record, [N]. Names are fixed when the data are loaded, before
             any record is removed.
         unit: Kind of the privacy unit: "record", "group:<column>" or LABEL_UNIT.
-        origin: Points from which an encoder made ``x``; they identify the same records behind another encoder. None
-            if ``x`` is not encoded, or if the original points are not kept.
+        origin: Original points, by which the same records are recognized behind another encoder. None if ``x`` is not
+            encoded, or if the original points are not kept.
         usable_N: Whether each record can be used, bool [N]. An unusable record has class 0 and, if its point is the
             reason, a fixed public filler point. None if every record can be used.
         num_unusable_by_reason: Number of unusable rows for each reason, for the owner.
@@ -266,7 +263,7 @@ class PrivateRecords:
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise ValueError("private data: y must be a 1-D int64 tensor")
         if not isinstance(self.unit_id, UnitIds) or self.unit_id.dtype.kind != "U":
-            problem = "must be names that pate_torch.privacy.unit_ids has made, one record at a time"
+            problem = "must be UnitIds, which pate_torch.privacy.unit_ids makes for one record at a time"
             raise checks.error("unit_id", type(self.unit_id).__name__, problem, "Use PrivateRecords.from_rows.")
 
     @classmethod
@@ -283,22 +280,22 @@ class PrivateRecords:
     ) -> PrivateRecords:
         """Make records of raw rows.
 
-        An unusable row (see ``find_unusable_rows``) keeps its place. It is marked, its class becomes 0, and its point
-        becomes a fixed filler, so that the result is a valid record that differs from the row like any other record.
+        An unusable row (see ``find_unusable_rows``) keeps its place and becomes a valid record that is marked as
+        unusable: its class becomes 0 and, if the point is the reason, its point becomes a fixed filler.
 
         Guarantee:
-            The point, the class, the unit name and the usability of a record are functions of its own row, ``unit``
-            and ``num_classes``. No other row has an influence on them.
+            The point, the class, the unit name and the usability of a record are functions of its row, ``unit`` and
+            ``num_classes``. No other row affects these values.
 
         Args:
-            x: Points [N, ...]. uint8 stays, and other numbers become float32.
+            x: Points [N, ...]. Values of type uint8 stay, and other numbers become float32.
             y: Labels [N] of any type. Values that are no integers in 0..C-1 make their row unusable.
             unit_ids: Id of the privacy unit of each row, [N] (``unit_ids.parse_unit_ids``). If None, a hash of the
                 content of each row.
             unit: Kind of the privacy unit: "record", "group:<column>" or LABEL_UNIT.
             num_classes: Number C of classes. None if labels have no upper bound.
             is_readable_N: Whether the reader could read the point of each row, bool [N]. None if it could read all.
-            key: Argument or setting that holds the unit ids, for error messages.
+            key: Name of the argument or setting that holds the unit ids, for error messages.
 
         Raises:
             ValueError: A unit id is missing or ambiguous, or x, y and ids differ in length.
@@ -315,10 +312,10 @@ class PrivateRecords:
             x[no_point_N] = _make_filler_point(x)
         y = torch.where(unusable_N, 0, y)
         if unit_ids is not None:
-            names = naming.parse_unit_ids(key, unit_ids, len(y))
+            names = parse_unit_ids(key, unit_ids, len(y))
         elif unit == "record":
             pairs = zip(x.numpy(), y.tolist(), strict=True)
-            names = naming.make_content_ids((point.tobytes(), str(label).encode()) for point, label in pairs)
+            names = make_content_ids((point.tobytes(), str(label).encode()) for point, label in pairs)
         else:
             raise checks.error(key, None, f"must name the unit of every record where it is {unit}")
         usable_N = ~unusable_N if num_unusable_by_reason else None
@@ -334,9 +331,10 @@ class PrivateRecords:
 def find_unusable_rows(
     x: Tensor, y: Tensor, num_classes: int | None = None, is_readable_N: np.ndarray | None = None
 ) -> dict[str, Tensor]:
-    """PRIVATE. Find the rows that cannot be used: a bool [N] mask for each reason that occurs.
+    """PRIVATE. Return a bool [N] mask of the rows that cannot be used, for each reason that occurs.
 
-    ``x`` and ``y`` are converted (``convert_points``, ``convert_labels``); see ``PrivateRecords.from_rows``.
+    ``x`` and ``y`` are outputs of ``convert_points`` and ``convert_labels``. For the others see
+    ``PrivateRecords.from_rows``.
     """
     unreadable_N = find_any(len(x), [] if is_readable_N is None else [~torch.from_numpy(is_readable_N)])
     rows_by_reason = {UNREADABLE_POINT: unreadable_N}
@@ -362,7 +360,7 @@ def convert_points(x: Any) -> Tensor:
             cells = np.vectorize(_to_number, otypes=[np.float64])(cells) if cells.size else cells.astype(np.float64)
         x = torch.from_numpy(np.ascontiguousarray(cells))
     x = x.detach().cpu()
-    # The way leads through float64, because a column of integers becomes float64 if one row has a fraction.
+    # Numbers are converted to float64 first, as in a column of integers that has a fraction in one row.
     return x.contiguous() if x.dtype in (torch.uint8, torch.float32) else x.to(torch.float64).to(torch.float32)
 
 
@@ -379,7 +377,7 @@ def convert_labels(y: Any) -> Tensor:
 
 
 def _to_number(value: Any) -> float:
-    """Convert a number to float; other values, and integers beyond the range of floats, become NaN."""
+    """Convert a number to float. Other values, and integers beyond the range of floats, become NaN."""
     try:
         return float(value) if isinstance(value, int | float | np.integer | np.floating | np.bool_) else math.nan
     except OverflowError:
@@ -387,7 +385,7 @@ def _to_number(value: Any) -> float:
 
 
 def _make_filler_point(x: Tensor) -> Tensor:
-    """Return the fixed point that replaces an unusable one: zeros, or the text "-"."""
+    """Return the fixed point that replaces an unusable point: zeros, or the text "-"."""
     filler = torch.zeros_like(x[0])
     if x.dtype == torch.uint8 and x.dim() == 2:
         filler[0] = ord("-")
@@ -401,7 +399,7 @@ class PointNames:
     Attributes:
         kind: "id" (value of a column of the file), "file" (path within the folder) or "content" (hash of the values).
         names: Identifier of each point.
-        source: Name of the file or folder of the points. None if they were split off the data, as the owner agreed.
+        source: Name of the file or folder of the points. None if the points were split off the private data.
         column: Name of the column that holds the ids. None if ``kind`` is not "id".
     """
 
@@ -413,11 +411,11 @@ class PointNames:
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("id", "file", "content"))
         if self.source is None and self.kind != "content":
-            problem = "must be content for points split off the data: their ids are private"
+            problem = "must be 'content' for points that were split off the data, because their ids are private"
             raise checks.error("kind", self.kind, problem)
 
     def describe(self) -> dict[str, str]:
-        """Return the facts that a release states about the identifiers."""
+        """Return source, kind and column of the identifiers, for a release."""
         facts = {"source": self.source or "split off the data", "named_by": self.kind}
         return facts | ({} if self.column is None else {"column": self.column})
 
@@ -428,8 +426,7 @@ class PublicPool:
 
     Attributes:
         x: Points [P, ...], in the form of ``PrivateRecords.x``.
-        split: Share of the owner's file that the owner made public to form this pool. 0 if the points come from
-            elsewhere.
+        split: Share of the private file that the owner made public as this pool. 0 if the points have another source.
         names: Identifier of each point for readers who hold the pool. If None, a release identifies points by index.
     """
 
@@ -448,12 +445,12 @@ class PublicPool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Labels that are used to measure accuracy and never reach a student.
+    """Test records, and labels that measure accuracy and that no student is trained on.
 
     Attributes:
         x: Test points.
         y: Test labels.
-        pool_y: True labels of the public pool, which are as public as the pool. None if they are not known.
+        pool_y: True labels of the public pool, which are public, too. None if they are not known.
         public: Whether accuracies on the test set may be published. False if the test set was split off private data.
     """
 
@@ -471,12 +468,12 @@ class PublicAsset:
     """A public input of a release and its declared origin. A field is None if it is not declared.
 
     Attributes:
-        role: Use of the asset: "public points", "encoder", ...
+        role: Use of the asset, such as "public points" or "encoder".
         name: Name of the asset.
         sha256: SHA-256 of its content.
         licence: License for its use.
-        source: Place that it was obtained from.
-        trained_on: Training data of a trained asset. Private records among them would break the guarantee.
+        source: Place from which the asset was obtained.
+        trained_on: Training data of a trained asset. If they contained private records, the guarantee would not hold.
     """
 
     role: str
@@ -497,9 +494,9 @@ FROM_PRIVATE_LABELS = "read off the private labels, whose values the owner decla
 FROM_DATASET_CODE = "fixed by the code of the data set"
 FROM_OWNER_AND_PUBLIC_POINTS = "declared by the owner for some columns, and read off public points for the others"
 PROVENANCES = (FROM_OWNER, FROM_PUBLIC_POINTS, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PRIVATE_LABELS, FROM_DATASET_CODE)
-"""The possible origins of a value that is treated as public."""
+"""Possible origins of a value that is treated as public."""
 SELECTION_BASES = ("public data", "priced", "private scores")
-"""The possible bases on which the settings of a release were chosen."""
+"""Possible bases on which the settings of a release were chosen."""
 CLASSES, CATEGORIES = "classes", "categories"
 NORMALIZATION_CONSTANTS, NUMBER_OF_RECORDS = "normalization_constants", "number_of_records"
 """Names of the values whose provenance is recorded."""
@@ -507,17 +504,18 @@ NORMALIZATION_CONSTANTS, NUMBER_OF_RECORDS = "normalization_constants", "number_
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """PRIVATE, because it holds private records. The data that a source loads.
+    """PRIVATE. Data set that a source loads, with private records, public points and test records.
 
     Attributes:
         spec: Public facts.
-        private: Private records.
+        private: PRIVATE. Private records.
         pool: Public points.
         evaluation: Test records.
         adjacencies: Neighboring relations under which a change of one unit leaves the position and the role (private
             or public) of every other record unchanged.
-        advice: Advice for a run that needs another relation.
-        num_dropped_by_reason: PRIVATE. Number of records left out or, under replace_one, filled in, for each reason.
+        advice: Advice for a run with another neighboring relation.
+        num_dropped_by_reason: PRIVATE. Number of unusable records for each reason, which were left out or, under
+            replace_one, filled in.
         provenance: Origin (one of ``PROVENANCES``) of each value that is treated as public. The privacy statement
             lists a value without an entry as not stated.
     """
@@ -563,17 +561,16 @@ class Shards:
     def __post_init__(self) -> None:
         checks.one_of("adjacency", self.adjacency, ADJACENCIES)
         used_indices = self.index_KS[self.mask_KS]
-        # No asserts: partitions can be a user's own, the guarantee rests on this, and python -O drops asserts.
+        # Not asserts, because the guarantee depends on these checks of a user's partition, and python -O drops asserts.
         if self.index_KS.shape != self.mask_KS.shape or self.index_KS.dim() != 2:
-            raise ValueError("shards: index_KS and mask_KS must be [teachers, capacity], alike")
+            raise ValueError("shards: index_KS and mask_KS must both be [teachers, capacity]")
         if len(torch.unique(used_indices)) < len(used_indices):
             raise ValueError("shards overlap: one record would reach two teachers")
         if bool((used_indices < 0).any()):
-            raise ValueError("shards: a record that is used must have an index")
+            raise ValueError("shards: index_KS must not be negative where mask_KS is True")
 
     @property
     def num_teachers(self) -> int:
-        """Number K of teachers."""
         return self.index_KS.shape[0]
 
     def get_indices(self, teacher: int) -> Tensor:
@@ -597,12 +594,12 @@ class NoisyCounts:
     sigma: float
 
     def split(self, sizes: Sequence[int]) -> list[NoisyCounts]:
-        """Split the rows into parts of these sizes; without sizes, one part holds all rows."""
+        """Split the rows into parts of these sizes, or return one part with all rows if no sizes are given."""
         return [NoisyCounts(part, self.sigma) for part in self.counts_QC.split(list(sizes) or [len(self.counts_QC)])]
 
     @staticmethod
     def from_parts(parts: Sequence[NoisyCounts | None]) -> NoisyCounts | None:
-        """Concatenate the counts of several rounds; None if a round released no counts."""
+        """Concatenate the counts of several rounds. None if a round released no counts."""
         noisy_parts = [part for part in parts if part is not None]
         if not noisy_parts or len(noisy_parts) < len(parts):
             return None
@@ -613,15 +610,13 @@ class NoisyCounts:
 class LinearModel:
     """Releasable. A linear model with logits z W + b for a point whose features z have length 1.
 
-    Features come from the student of the previous round, or from a network that was trained on public points alone.
-
     Attributes:
         weight_DC: Weights W, float32 [D, C].
         bias_C: Biases b, float32 [C].
         neighbors: Number of public neighbors of the mean-shift step that precedes the model (``networks.MeanShift``).
             0 if there is no such step.
-        radius: Length by which features were divided when the model was fitted. Class probabilities are the softmax
-            of the logits divided by this length.
+        radius: Length by which features were divided in training. Class probabilities are the softmax of the logits
+            divided by this length.
     """
 
     weight_DC: Tensor
@@ -638,10 +633,10 @@ class Answers:
         label_Q: Labels, int64, NO_ANSWER (-1) where a question has no answer.
         events: Privacy events that the answers incurred.
         score_QC: Released class scores in [0, 1], NaN where unanswered. None if the mechanism releases labels only.
-        from_student_Q: Whether a label is the student's own (interactive mechanism), bool. None if none is.
-        noisy_counts: Noisy counts, if the price of the mechanism covers them.
+        from_student_Q: Whether a label is the guide student's (interactive mechanism), bool [Q]. None if none is.
+        noisy_counts: Noisy counts behind the labels. None if the price of the mechanism does not cover their release.
         score_PC: Released logits of every public point. None if labels were released.
-        model: Released model that gave these logits. None if there is none.
+        model: Released model that gave these logits. None if no model was released.
         reservation_id: Id of the reservation that paid for the noise. Answers without one cannot be released.
     """
 
@@ -662,7 +657,7 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class DryRunAnswers(Answers):
-    """Answers of an audit, a plan or a test, for which no account was charged and which are never written."""
+    """Answers of an audit, a plan or a test. No account was charged, and the answers are never written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -698,12 +693,12 @@ class Release:
 
     @classmethod
     def from_reservation(cls, id: str, reserved_events: tuple[PrivacyEvent, ...]) -> Release:
-        """Make the release in which no question has been asked yet."""
+        """Make a release without questions."""
         empty_Q = torch.zeros(0, dtype=torch.int64)
         return cls(id, empty_Q, empty_Q, (), reserved_events)
 
     def make_context(self, num_queries: int, rounds: int, student_QC: Tensor | None) -> MechanismContext:
-        """Collect what a mechanism may know of the answers so far, for the next round."""
+        """Make the context of the next round from the answers so far."""
         return MechanismContext(
             num_queries=num_queries,
             rounds=rounds,
@@ -718,8 +713,11 @@ class Release:
     ) -> Release:
         """Return the release with one more round.
 
-        A prefix of the questions was answered. The events are those of all rounds. ``cell_P`` is the question of this
-        round whose cell holds each public point, or None if there are no cells.
+        Args:
+            query_Q: Indices of this round's questions in the pool. Those beyond the last answer are dropped.
+            answers: Answers of this round.
+            incurred_events: Events of all rounds so far.
+            cell_P: Position in ``query_Q`` of the question whose cell holds each public point. None without cells.
         """
         num_answers = len(answers.label_Q)
         earlier_counts = [self.noisy_counts] if self.queries_per_round else []
@@ -743,7 +741,7 @@ class Release:
 
     @property
     def num_pool_rounds(self) -> int:
-        """Number of rounds whose answers hold for every public point; 0 if they hold for the questioned points."""
+        """Number of rounds whose answers hold for every public point. 0 if answers hold for questioned points only."""
         pool_answers = self.cell_RP if self.score_RPC is None else self.score_RPC
         return 0 if pool_answers is None else len(pool_answers)
 
@@ -762,15 +760,16 @@ def _append(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class MechanismContext:
-    """Everything that a mechanism may know besides the votes. All of it is public.
+    """Public inputs of a mechanism, besides the sensitive votes.
 
     Attributes:
         num_queries: Number of questions planned for this release, over all rounds.
         rounds: Number of planned rounds.
         round_index: Index of this round, from 0.
-        num_failures: Number of questions so far that were released without an answer.
-        num_answered: Number of questions so far that were answered.
-        student_QC: Class probabilities of the student on these questions (interactive mechanism), else None.
+        num_failures: Number of earlier questions without an answer.
+        num_answered: Number of earlier questions with an answer.
+        student_QC: Class probabilities of the guide student on these questions, for an interactive mechanism. None for
+            other mechanisms.
     """
 
     num_queries: int
@@ -782,5 +781,4 @@ class MechanismContext:
 
     @property
     def is_last_round(self) -> bool:
-        """Whether this is the last planned round."""
         return self.round_index >= self.rounds - 1

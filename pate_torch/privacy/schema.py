@@ -1,7 +1,7 @@
-"""Schema of a table: its columns, their order and their categories, by which readers of a release encode records.
+"""Schema of a table: the columns, their order and their categories, by which readers of a release encode records.
 
-Guarantee: a schema holds declared values and values of public records alone, so it may be published. Each record is
-encoded by itself: no record changes another's numbers.
+A schema holds only declared values and values of public records, so it may be published. The encoding of a record does
+not depend on other records.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from pate_torch.privacy.unit_ids import compute_content_id
 
 MAX_CATEGORIES: Final = 64
 WITHHELD_CATEGORY: Final = " withheld"
-"""Stands in place of a category's name. No value equals it, because values are stripped."""
+"""Placeholder for the name of a category. No value equals the placeholder, because values are stripped."""
 _MISSING_TEXTS = {"", "na", "n/a", "nan", "null", "none"}
-_NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
+_NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # fewer texts than float() accepts: 1_2 is a name
 
 
 class TooManyCategoriesError(ValueError):
-    """Public records show more values in a column than a schema takes.
+    """Public records have more values in a column than ``max_categories``.
 
     Attributes:
         column: Name of the column.
-        count: Number of values.
+        count: Number of different values.
     """
 
     def __init__(self, column: str, count: int, max_categories: int) -> None:
         message = f"column {column!r} has {count} different public values"
-        fix = "Leave it out, list its values in categories or raise the limit."
+        fix = "Leave out the column, list its values in categories, or raise the limit."
         super().__init__(str(checks.error("max_categories", max_categories, message, fix)))
         self.column, self.count = column, count
 
@@ -46,8 +46,8 @@ class Column:
 
     Attributes:
         name: Name of the column.
-        categories: Values of the column, each a feature that is 0 or 1, or None if the column is numeric.
-        fill: Number in place of a missing one, or None if a missing number is an error.
+        categories: Values of the column, of which each becomes a feature that is 0 or 1. None if the column is numeric.
+        fill: Number that replaces a missing number. None if a missing number is an error.
     """
 
     name: str
@@ -62,9 +62,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns of a table, in the order of their features.
-
-    Guarantee: made of declared and public values alone (``from_public``); may be published.
+    """Releasable. The columns of a table, in the order of their features.
 
     Attributes:
         columns: Columns that are used.
@@ -75,7 +73,7 @@ class TableSchema:
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         if not names or len(set(names)) < len(names):
-            raise checks.error("columns", names, "must be at least one, with different names")
+            raise checks.error("columns", names, "must be one column or more, with different names")
 
     @classmethod
     def from_public(
@@ -88,13 +86,13 @@ class TableSchema:
         """Read a schema off PUBLIC records. A column is numeric if all its values are, and categorical otherwise.
 
         Args:
-            public: Public records, as ``encode`` takes them, of which all columns are used. Private records must not be
-                given: a category that one record alone shows would be published.
+            public: Public records, in a form that ``encode`` takes. All columns are used. Private records must not be
+                given, because the schema would publish a category that a single record has.
             categories: Declared categories, {column: [values]}.
-            max_categories: Largest number of values that records may show in a column without an entry.
+            max_categories: Largest number of different values in a column without declared categories.
 
         Raises:
-            TooManyCategoriesError: Records show more values.
+            TooManyCategoriesError: A column has more different values.
             ValueError: ``public`` is no table, or lacks a column whose values are declared.
         """
         declared_categories = categories or {}
@@ -115,7 +113,7 @@ class TableSchema:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Name of each feature, as "age" or "color=red"."""
+        """Name of each feature, such as "age" or "color=red"."""
         return tuple(name for column in self.columns for name in column.features)
 
     @property
@@ -132,16 +130,16 @@ class TableSchema:
     def encode(self, table: Any, *, unknown: str = "error", missing: str = "error") -> np.ndarray:
         """Encode records, float32 [N, D].
 
-        A number and its text are the same, as are a missing value and the empty text. Columns that the schema does not
-        have are ignored.
+        A number and its text are encoded alike, and so are a missing value and the empty text. Columns that the schema
+        does not have are ignored.
 
         Args:
             table: A DataFrame, or {column: values}, or an array [N, columns] if every column is numeric.
-            unknown: Treatment of a value outside its column's categories: "error"; "zeros" for none of the categories;
-                or "warn" for zeros and one warning that names the columns. Private records take zeros, because whether
-                there is an error would depend on them.
-            missing: Treatment of a number that is empty, not finite or no number: "error", or "nan", which gives the
-                column's fill if it has one.
+            unknown: Treatment of a value that is no category of its column: "error"; "zeros" to encode the value as
+                none of the categories; or "warn" for zeros and one warning that names the columns. Use "zeros" for
+                private records, because an error would depend on them.
+            missing: Treatment of a value in a numeric column that is empty, not finite or no number: "error"; or "nan",
+                which gives the fill of the column, or NaN without a fill.
 
         Raises:
             ValueError: Columns or values do not fit. The message names them.
@@ -161,11 +159,11 @@ class TableSchema:
                 cells = missing_cells if column.categories is None else unknown_cells
                 cells[column.name] = f"{column.name}={text[row]!r} (row {row})"
         if missing_cells and missing == "error":
-            fix = "Fill them in, or leave such records out."
-            raise checks.error("table", ", ".join(missing_cells.values()), "are no finite numbers", fix)
+            fix = "Fill in these values, or leave out such records."
+            raise checks.error("table", ", ".join(missing_cells.values()), "must be finite numbers", fix)
         if unknown_cells and unknown == "error":
             message = "must be one of the categories that public records show or the owner declared"
-            fix = "unknown=zeros takes other values as none of these."
+            fix = "Use unknown=zeros to encode other values as none of these categories."
             raise checks.error("table", ", ".join(unknown_cells.values()), message, fix)
         if unknown_cells and unknown == "warn":
             names = ", ".join(map(repr, unknown_cells))
@@ -176,7 +174,8 @@ class TableSchema:
     def withhold_categories(self, public: Any, owner_columns: Collection[str] = ()) -> TableSchema:
         """Replace the names of non-public categories by a placeholder. Their features stay, and no input matches them.
 
-        A category is public if a record of ``public`` shows it, or if it was declared, as for ``owner_columns``.
+        A category is public if a record of ``public`` has it. All categories of ``owner_columns`` were declared and are
+        public.
         """
         text_by_column = _to_text_columns(public, [column.name for column in self.columns])
         columns = []
@@ -189,10 +188,10 @@ class TableSchema:
         return TableSchema(tuple(columns))
 
     def compute_content_ids(self, table: Any) -> list[str]:
-        """Compute a hash of each record's values as the schema reads them: a number and its text have the same hash.
+        """Compute a hash of each record's values. A number and its text have the same hash.
 
-        The file ``labels.csv`` names public points without ids by these hashes. They must not be published of private
-        records, because whoever guesses all values of a record can check the guess.
+        The file ``labels.csv`` identifies public points without ids by these hashes. Hashes of private records must not
+        be published, because whoever guesses all values of a record can check the guess.
         """
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         columns: list[Iterable[str]] = []
@@ -207,7 +206,7 @@ class TableSchema:
         return [name for name in _get_column_names(table) or [] if name not in {column.name for column in self.columns}]
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data, for JSON."""
+        """Return plain data for JSON."""
         columns = [
             {"name": column.name}
             | ({} if column.categories is None else {"categories": list(column.categories)})
@@ -231,7 +230,7 @@ class TableSchema:
         return cls(tuple(columns))
 
     def with_fill_values(self, public: Any) -> TableSchema:
-        """Fill missing numbers by the mean of each column's PUBLIC values, or by 0 if all of them are missing."""
+        """Return a schema that fills missing numbers by the mean of the column's PUBLIC values, or 0 without values."""
         x_ND = self.encode(public, unknown="zeros", missing="nan").astype(np.float64)
         features = iter(range(self.num_features))
         columns = []
@@ -248,7 +247,7 @@ class TableSchema:
 
 
 def normalize_class_name(value: Any) -> str:
-    """Spell a class or category in one way: 1, 1.0, "1" and "+1" are the same."""
+    """Return one text for all ways of writing a class or category: 1, 1.0, "1" and "+1" become "1"."""
     text = format_value(value)
     if not is_number(text):
         return text
@@ -262,7 +261,7 @@ def is_number(text: str) -> bool:
 
 
 def _infer_categories(values: set[str]) -> list[str] | None:
-    """Return the categories of a column that shows these values, or None if all are numbers."""
+    """Return the categories of a column with these values. None if all values are numbers or missing."""
     if all(value.casefold() in _MISSING_TEXTS or not math.isnan(_parse_number(value)) for value in values):
         return None
     return sorted({normalize_class_name(value) for value in values})
@@ -276,14 +275,14 @@ def _parse_number(text: str) -> float:
 
 
 def _encode_column(column: Column, text: Sequence[str], fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Encode one column, float32 [N, features], and find the values that do not fit, bool [N].
+    """Encode one column, float32 [N, features], and mark the values that do not fit, bool [N].
 
-    With ``fills_all`` the column's fill stands for every number that is not finite, else only for missing ones.
+    The fill of the column replaces missing numbers and, with ``fills_all``, every number that is not finite.
     """
     if column.categories is not None:
         return _encode_one_hot(text, column.categories)
-    # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, which is not finite
+    # Each value is parsed alone, because the result of a column-wise parser can depend on other values.
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is found below
         block = np.array([_parse_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
     bad_N = ~np.isfinite(block[:, 0])
     if column.fill is not None:
@@ -301,13 +300,14 @@ def _encode_one_hot(text: Sequence[str], categories: Sequence[str]) -> tuple[np.
 
 
 def _get_column_names(table: Any) -> list[str] | None:
-    """Return the names of a table's columns, or None for an array."""
-    columns = table if isinstance(table, Mapping) else getattr(table, "columns", None)
-    return None if columns is None else [str(name) for name in columns]
+    """Return the names of a table's columns. None for an array."""
+    if not isinstance(table, Mapping) and not hasattr(table, "columns"):
+        return None
+    return [str(name) for name in (table if isinstance(table, Mapping) else table.columns)]
 
 
 def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, list[str]]:
-    """Convert the required columns (None: all) of a table to text, with "" for a missing value."""
+    """Convert the required columns of a table, or all columns if None, to text, with "" for a missing value."""
     names = _get_column_names(table)
     if names is None:
         values = np.asarray(table)
@@ -334,7 +334,7 @@ def _to_texts(column: Any) -> list[str]:
     """Convert values to text as a CSV file holds them, one at a time, with "" for a missing value."""
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise checks.error("table", type(column).__name__, "must hold a list of values in each column")
-    # An array gives its values in their own precision: of float32, .1 is "0.1" and not what a double makes of it.
+    # An array yields values of its type. As float32, 0.1 becomes the text "0.1"; as float64 it would get more digits.
     values = np.asarray(column) if hasattr(column, "dtype") else column
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise checks.error("table", f"{values.ndim} dimensions", "must hold one value a record in each column")
@@ -342,16 +342,16 @@ def _to_texts(column: Any) -> list[str]:
 
 
 def format_value(value: Any) -> str:
-    """Format a value as text, by itself, with "" for a missing value."""
+    """Format a value as text, with "" for a missing value."""
     if value is None:
         return ""
     try:
         is_missing = bool(value != value)  # NaN, and the missing times of pandas
-    except TypeError:  # the missing value of pandas is neither equal to itself nor not
+    except TypeError:  # pandas.NA cannot be compared
         is_missing = True
     if is_missing:
         return ""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, np.timedelta64)
     if is_integer and 2**53 <= abs(int(value)) < 2**64:
-        value = float(value)  # as one missing value makes all integers of its column
+        value = float(value)  # as in a column of integers with a missing value
     return texts.to_canonical_text(value)

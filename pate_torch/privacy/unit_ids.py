@@ -1,7 +1,7 @@
-"""Names of privacy units, the keyed hash of a name, and the role that it gives a record: private, public or test.
+"""Names of privacy units, and keyed hashes of these names, which make each record private, public or a test record.
 
-A name is a function of one record's own id, position or content. Adding or removing a unit therefore renames no other
-unit, and a decision by the keyed hash of a name (a role, a shard, an order) affects no other unit.
+A name is a function of the id, the position or the content of one record. Adding or removing a unit therefore renames
+no other unit, and a decision by the keyed hash of a name (a role, a shard, an order) affects no other unit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ID_KINDS: Final = {
     "text": (str,),
     "date": (datetime.date, np.datetime64),
 }
-"""Types whose values have one spelling. Booleans come first, because bool is a subclass of int."""
+"""Types of ids, whose values are each written in one way. Booleans come first, because bool is a subclass of int."""
 _MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
-"""The spellings of missing values. The last four are the output of ``str``."""
+"""Names that stand for a missing id. The last four are the output of ``str`` for missing values."""
 
 
 class UnitIds(np.ndarray):
-    """PRIVATE. Name of the privacy unit of each record, str [N]. Only the functions of this module make it."""
+    """PRIVATE. Names of the privacy units of the records, str [N]. Only functions of this module make this array."""
 
     def __repr__(self) -> str:
         return "UnitIds(content withheld)"
@@ -49,7 +49,7 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
     ids and merges units. A column of several types is refused, because 1 and "1" would become one unit.
 
     Args:
-        key: Argument or setting that holds the column, for messages. Messages quote no id.
+        key: Name of the argument or setting that holds the column, for error messages, which quote no id.
         column: List, tuple, array, tensor or pandas Series of texts, integers, booleans or dates.
         count: Number of records.
 
@@ -66,7 +66,7 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
     values = column.tolist() if is_native else list(column)
     types = set(map(type, values))
     kinds = {_get_kind(value_type) for value_type in types}
-    # Equal texts are converted once. Equal values of two types may have two spellings.
+    # Equal texts are converted once. Values of other types are not, because 1 == True, and their texts differ.
     name_by_value = {value: texts.to_canonical_text(value) for value in set(values)} if types == {str} else None
     names = [texts.to_canonical_text(value) if name_by_value is None else name_by_value[value] for value in values]
     if not _MISSING_NAMES.isdisjoint(names):
@@ -80,26 +80,26 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
 
 
 def _get_kind(value_type: type) -> str:
-    """Return the kind of ids that values of this type are, or "" if they are no ids."""
-    if issubclass(value_type, np.timedelta64):  # a subclass of np.integer, whose spelling depends on the column's unit
+    """Return the kind of id for values of this type, or "" if such values are refused as ids."""
+    if issubclass(value_type, np.timedelta64):  # a subclass of np.integer, whose text depends on the column's unit
         return ""
     return next((kind for kind, types in _ID_KINDS.items() if issubclass(value_type, types)), "")
 
 
 def make_position_ids(positions: int | np.ndarray) -> UnitIds:
-    """Make the names of records that are identified by position: these positions, or 0..N-1."""
+    """Make the names of records that are identified by position. An integer N stands for the positions 0..N-1."""
     return (np.arange(positions) if isinstance(positions, int) else positions).astype(str).view(UnitIds)
 
 
 def make_content_ids(records: Iterable[Iterable[bytes]]) -> UnitIds:
-    """Make the names of records without ids: the ``compute_content_id`` of each record."""
+    """Make the names of records without ids by ``compute_content_id``."""
     return np.array([compute_content_id(parts) for parts in records], dtype=str).view(UnitIds)
 
 
 def compute_content_id(parts: Iterable[bytes]) -> str:
-    """Compute an id from the content of one record. Equal records share it.
+    """Compute an id from the content of one record. Equal records have equal ids.
 
-    The hash has no key, so the id is as private as the record and must stay in the private store.
+    The hash has no key, so the id of a private record is as private as the record and must stay in the private store.
     """
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -109,7 +109,7 @@ def compute_content_id(parts: Iterable[bytes]) -> str:
 
 
 def compute_keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
-    """Compute BLAKE2b of each name under a key of (seed, purpose): uint64 [N, 2], two independent words a name."""
+    """Compute BLAKE2b of each name under a key of (seed, purpose): two independent words a name, uint64 [N, 2]."""
     key = rng.derive_seed(seed, *purpose).to_bytes(8, "big")
     keyed_state = hashlib.blake2b(key=key, digest_size=16)
     digests = bytearray()
@@ -121,7 +121,7 @@ def compute_keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.n
 
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
-"""Roles of records, and of the files that are given for a role."""
+"""Roles of records and of files."""
 
 
 def assign_by_hash(
@@ -129,12 +129,12 @@ def assign_by_hash(
 ) -> np.ndarray:
     """Assign a role to each record by a keyed hash of its unit's id, int64 [N], regardless of other records.
 
-    Roles without a file of their own are split off by ``fractions``: the public points off the main file, and the test
-    records off the public file if there is one.
+    Roles without a file are split off another file by ``fractions``: public points off the private file, and test
+    records off the public file, or off the private file if no public file is given.
 
     Args:
         unit_id: Name of each record's unit, str [N].
-        file_N: Role that each record's file was given for, int64 [N].
+        file_N: Role of the file that holds each record, int64 [N].
         files: Roles that have a file.
         fractions: Fractions of private, public and test units.
         seed: Key of the hash.

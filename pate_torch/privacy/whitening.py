@@ -15,11 +15,12 @@ from pate_torch.privacy.records import LinearModel
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """Releasable. The affine map z -> (z - center) axis that whitens the features of the public points.
+    """Releasable. Affine map z -> (z - center) axis that whitens the features of the public points.
 
     Attributes:
         center_D: Mean of the public points, [D].
-        axis_DD: Principal axes of the public points, each divided by the standard deviation along it (with a ridge).
+        axis_DD: Principal axes of the public points as columns, each divided by the standard deviation along the axis,
+            with a ridge, [D, D].
         radius: Clipping norm of whitened features.
     """
 
@@ -33,9 +34,8 @@ class Whitening:
 
         Args:
             feature_PD: Features of the public points.
-            ridge: Number added to the variance of each direction, in units of the mean variance.
-            effective_dim: Effective dimension, from which the ridge is computed (``solve_ridge``). None to use
-                ``ridge``.
+            ridge: Number added to the variance along each axis, in units of the mean variance.
+            effective_dim: Effective dimension that determines the ridge (``solve_ridge``). None to use ``ridge``.
         """
         center_D = feature_PD.mean(0)
         centered_PD = (feature_PD - center_D).double()
@@ -52,15 +52,15 @@ class Whitening:
         return F.pad((feature_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
 
     def to_linear_model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
-        """Convert a model that is linear in whitened features and the appended 1 to one that is linear in features."""
+        """Convert a linear model of whitened features and the appended 1 to a linear model of features."""
         weight_FC = self.axis_DD.double() @ weight_DC[:-1]
         bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
         return LinearModel(weight_FC.float(), bias_C.float(), neighbors, self.radius)
 
     def whiten_and_clip(self, feature_PD: Tensor) -> Tensor:
-        """Whiten features, append a 1, clip to ``radius`` and divide by it, float64 [P, D + 1].
+        """Whiten features, append a 1, clip to ``radius``, and divide by ``radius``; float64 [P, D + 1].
 
-        A point whose whitened features are not finite becomes zeros, so such a record contributes nothing.
+        A point whose whitened features are not finite becomes zeros, so that such a record contributes nothing.
         """
         z_PD = self(feature_PD).double() / self.radius
         length_P1 = z_PD.norm(dim=1, keepdim=True)
@@ -73,10 +73,10 @@ _RIDGE_RANGE = (1e-3, 1e6)
 
 
 def solve_ridge(values_D: Tensor, effective_dim: float) -> float:
-    """Solve sum_d v_d / (v_d + r v) = effective_dim for the ridge r, in units of the mean variance v.
+    """Solve sum_d v_d / (v_d + r v) = effective_dim for the ridge r, in units of the mean v of the variances v_d.
 
-    The sum is the mean squared length of a whitened point, which is the effective dimension of ridge regression. If r
-    would lie outside ``_RIDGE_RANGE``, the nearest end of the range is returned.
+    The sum is the mean squared length of a whitened point, which is the effective dimension of ridge regression. A
+    solution outside ``_RIDGE_RANGE`` is replaced by the nearest end of the range.
     """
     unit_D = values_D / values_D.mean().clamp(min=1e-12)
 

@@ -319,7 +319,9 @@ def test_the_predict_command_reads_texts(ran, tmp_path, capsys):
 
 def test_texts_without_an_encoder_are_refused_before_anything_is_charged(tmp_path):
     plan = changed(tiny(tmp_path / "home"), dataset=mails(tmp_path))
-    with pytest.raises(ValueError, match=r"features=None: must be an encoder: points are texts\. Use features=encoder"):
+    with pytest.raises(
+        ValueError, match=r"features=None: must be an encoder, because points are texts\. Use features=encoder"
+    ):
         pipeline.run(plan)
     assert not (tmp_path / "home/ledger.sqlite").exists()
 

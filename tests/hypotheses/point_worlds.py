@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 
 

@@ -18,9 +18,8 @@ from pate_torch.hypotheses.algorithms import (
 )
 from pate_torch.hypotheses.classes import Stumps, Thresholds
 from pate_torch.hypotheses.sample import Sample
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from tests import ROOT
 from tests.end_to_end.documents import table as table_of
 from tests.hypotheses.exact_laws import Spy, charges_first, quiet

@@ -33,9 +33,8 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
 from pate_torch.privacy.budget import Spending
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import assign_shards, select_one_per_unit
+from pate_torch.privacy.partition import DatasetFacts, assign_shards, select_one_per_unit
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
 from pate_torch.release import membership

@@ -13,10 +13,9 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.queries.random import Random
 from pate_torch.students.store import load
 from pate_torch.teachers.training import TeacherRecipe

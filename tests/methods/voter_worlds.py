@@ -12,8 +12,7 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.networks import remove_head
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import AddRemove, Partition, ReplaceOne
+from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import GradientSums, SensitiveRecords
 from tests.worlds import IMAGES, images

@@ -30,8 +30,7 @@ from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import VotesFile
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.partition import DatasetFacts, assign_shards
 from pate_torch.privacy.records import LABEL_UNIT, Dataset
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.queries.random import Random

@@ -115,7 +115,7 @@ def test_a_choice_on_terms_that_the_account_does_not_admit_is_refused_before_tra
 def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, nothing_runs):
     discrete = {"mechanism": GNMax(sigma=2.0, noise="discrete")}
     pipeline.run(first := plan(tmp_path, "first", **discrete))
-    with pytest.raises(ValueError, match=r"selection=.*floating point"):
+    with pytest.raises(ValueError, match=r"selection=.*continuous noise"):
         plan(tmp_path, "b", selection=selection(), **discrete)
     nothing_runs()
     refused(plan(tmp_path, "b", labels=released(first), selection=selection()), "noise='torch'.*'discrete'", tmp_path)

@@ -269,7 +269,6 @@ def test_noise_is_over_with_its_spending(ledger, error):
         lambda: noise.draw_gaussian((3,), 1.0, CPU),
         lambda: noise.draw_laplace((3,), 1.0, CPU),
         lambda: noise.draw_uniform((3,), CPU),
-        lambda: noise.draw_exponential((3,), CPU),
         lambda: noise.draw_gumbel((3,), CPU),
         lambda: spending.record_cost([EACH]),
         lambda: spending.suspend(STATE),
@@ -512,7 +511,7 @@ def forge(path: Path, *entries) -> None:
     [
         ({"number": 2}, "a resumption is missing"),
         ({"number": 0}, "a resumption is missing"),
-        ({"state": "other"}, "does not stand"),
+        ({"state": "other"}, "was not suspended in the state"),
         ({"reservation": "0" * 16}, "does not add up"),
     ],
     ids=str,

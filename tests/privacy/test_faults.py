@@ -24,9 +24,9 @@ from pate_torch.accounting.events import GaussianEvent
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.chain import LedgerError
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.release import store as release_store
 from pate_torch.teachers.store import TeacherStore
 from tests import ROOT, killed_runs

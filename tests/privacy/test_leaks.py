@@ -318,7 +318,7 @@ MECHANISMS = [
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
     """Every draw comes after the charge, and what is released is what the charge covers."""
-    names = ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_exponential", "draw_uniform")
+    names = ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_uniform")
     draws = [spy(monkeypatch, NoiseSource, name, lambda *_, **__: reservations(tmp_path)) for name in names]
     strategy = dataclasses.replace(plan(tmp_path, "x").method.query, rounds=rounds)
     try:

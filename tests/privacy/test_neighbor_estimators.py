@@ -90,7 +90,7 @@ def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, doo
     def by_column(key, column, count):
         return np.asarray(column).astype(str).view(unit_ids.UnitIds)
 
-    monkeypatch.setattr(unit_ids, "parse_unit_ids", by_column)
+    monkeypatch.setattr("pate_torch.privacy.records.parse_unit_ids", by_column)
     monkeypatch.setattr("pate_torch.api.classifier.parse_unit_ids", by_column)
     assert faults("where it says", door=door, ids=ids, method=method)
 

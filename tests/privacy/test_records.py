@@ -19,7 +19,7 @@ from pate_torch.data import table_files
 from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv, Embeddings, Text
-from pate_torch.privacy import records, unit_ids
+from pate_torch.privacy import records
 from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.privacy.schema import TableSchema
@@ -221,7 +221,7 @@ def name_units_through_their_column(monkeypatch):
     def parse(key, column, count):
         return np.asarray(column).astype(str).view(UnitIds)
 
-    monkeypatch.setattr(unit_ids, "parse_unit_ids", parse)
+    monkeypatch.setattr(records, "parse_unit_ids", parse)
 
 
 def read_columns_by_pandas(monkeypatch):

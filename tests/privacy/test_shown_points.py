@@ -119,7 +119,7 @@ def test_nothing_but_positions_is_told_where_nobody_agreed(source, tmp_path):
     assert Libsvm(name="rows", path=str(tmp_path / "all.svm"), publish_split=True).load().pool.names is None
     with pytest.raises(ValueError, match="publish_split"):
         source().load()
-    with pytest.raises(ValueError, match="must be content for points split off"):
+    with pytest.raises(ValueError, match="must be 'content' for points"):
         PointNames("id", ("a",))
     with pytest.raises(ValueError, match="one for each of the 2 points"):
         PublicPool(torch.zeros(2, 1), names=PointNames("content", ("a",)))

@@ -10,8 +10,7 @@ from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.opening import make_inputs
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.random import Random
 from pate_torch.students.training import Supervised
