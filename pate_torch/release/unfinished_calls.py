@@ -1,9 +1,9 @@
-"""PRIVATE. Notes of calls that have not ended, by which the same call finishes an interrupted run without a new charge.
+"""PRIVATE. Notes on unfinished calls. A repeated call can finish an interrupted run without a second charge.
 
-A call writes its note into the private store before anything is charged, and removes it when it ends. The name of the
-note is a keyed hash of the call's public configuration and of its private records: it may find this account's own
-unfinished run, and decides nothing that is published. The ledger must have the hashes of the files found: answers
-that were drawn and not committed are never used, and their reservation stays spent.
+A call writes a note into the private store before it charges the account, and removes the note when the call ends. The
+name of the note is a keyed hash of the public configuration and the private records. The note only finds an unfinished
+run of the same account; nothing that is published depends on it. Files are reused only if the ledger has their hashes:
+answers that were drawn but not committed are never used, and their reservation stays spent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODEL_FILE_NAME, MODEL_DIGEST_KEY = "student.safetensors", "student_sha256"
 
 
 def save_model(student: Student, release: Path) -> dict[str, str]:
-    """Write a model whose noise was paid for into its release folder; return its hash for the ledger."""
+    """Write a model into its release folder, and return its hash for the ledger."""
     create_protected_folder(release)
     save(student, release / MODEL_FILE_NAME)
     return {MODEL_DIGEST_KEY: compute_file_digest(release / MODEL_FILE_NAME)}
@@ -34,13 +34,13 @@ def save_model(student: Student, release: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnfinishedCall:
-    """PRIVATE. One call, which finds an earlier, interrupted call with the same choices and records.
+    """PRIVATE. A call that can find an earlier, interrupted call with the same settings and records.
 
     Attributes:
         store: Private store.
         account: Account that the call charges.
-        facts: Public values that decide what the call releases.
-        fingerprint: Function that computes the keyed hash of the records, or of votes in their place.
+        facts: Public values that determine the release.
+        fingerprint: Function that computes the keyed hash of the records, or of the votes.
     """
 
     store: TeacherStore
@@ -50,22 +50,22 @@ class UnfinishedCall:
 
     @staticmethod
     def has_any(store: TeacherStore, account: str) -> bool:
-        """PRIVATE. Whether any call that charges this account has not ended."""
+        """PRIVATE. Return whether a call that charges this account is unfinished."""
         return any((store.folder / _FOLDER_NAME).glob(f"{account}.*.json"))
 
     def begin(self, folder: Path) -> None:
-        """PRIVATE. Note that the call writes into this run's folder from now on."""
+        """PRIVATE. Write the note that the call uses this run folder."""
         write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
 
     def end(self) -> None:
-        """PRIVATE. Forget the call: the same call makes a new release from now on."""
+        """PRIVATE. Remove the note, so that a repeated call makes a new release."""
         self._note_path.unlink(missing_ok=True)
 
     def find(self, ledger_path: Path) -> tuple[Path, dict[str, dict[str, Any]]] | None:
-        """PRIVATE. Find the folder of the interrupted run, and the facts that it committed, by reservation.
+        """PRIVATE. Find the folder of the interrupted run, and its committed facts by reservation.
 
         Returns:
-            None if no such call was interrupted, if a process still makes it, or if nothing was committed.
+            None if no such call was interrupted, if another process is still running it, or if nothing was committed.
         """
         if not (self.has_any(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
             return None
@@ -82,11 +82,11 @@ class UnfinishedCall:
         with try_hold_lock(folder / LOCK_FILE_NAME, "paths.run") as is_unlocked:
             if not is_unlocked:
                 return None
-            (folder / "release" / "summary.json").unlink(missing_ok=True)  # it is written again
+            (folder / "release" / "summary.json").unlink(missing_ok=True)  # the finished run writes it
         return folder, committed
 
     def find_model(self, ledger_path: Path) -> tuple[Path, str] | None:
-        """PRIVATE. Find the folder of the interrupted run, and the reservation whose commit has the model's hash."""
+        """PRIVATE. Find the folder of the interrupted run and the reservation that committed its model; or None."""
         interrupted_run = self.find(ledger_path)
         if interrupted_run is None or not (file := interrupted_run[0] / "release" / MODEL_FILE_NAME).is_file():
             return None

@@ -157,7 +157,7 @@ def test_two_rounds_cost_four_sums_or_two_tables_and_the_statement_says_how(run)
     if run.name == "gradients":
         assert "nearest to" not in page and "attacks on the rounding are not excluded." in page  # by noise=discrete
         size = run.plan.dataset.private  # it set how far a gradient moves
-        assert f"The declared number of records, {size}, is public, as the owner says." in page
+        assert f"The owner states that the declared number of records, {size}, is public." in page
     else:
         assert "lies nearest to" in page and "noisy counts of its cell" in page and "declared number" not in page
     with Ledger(run.home / "ledger.sqlite", create=False) as ledger:

@@ -195,9 +195,9 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
     assert found["student_accuracy"] > 0.8
     assert len(found["teachers_id"]) == 16
     printed = capsys.readouterr().out
-    assert f"{found['teachers_id']} (bring them again: charged)" in printed and "teachers=" not in printed
+    assert f"{found['teachers_id']} (reuse is charged)" in printed and "teachers=" not in printed
     page = (one.folder / "release/report.html").read_text()
-    assert f'<th scope="row">Voters</th>\n<td>{found["teachers_id"]} (bring them again: charged)' in page
+    assert f'<th scope="row">Voters</th>\n<td>{found["teachers_id"]} (reuse is charged)' in page
     owner = json.loads((one.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] is None and owner["epsilon_pate2018"] > 0
     counts = read_votes(votes_file, num_classes=3).counts_QC

@@ -43,7 +43,7 @@ DELTA = 1e-4
 TERMS = {"delta": DELTA, "adjacency": "add_remove", "unit": "record"}
 REL = 1e-9
 QUERIES = 6
-FREE = "this run added nothing"
+FREE = "this run cost nothing"
 
 
 def inlined(schema, defs=None):

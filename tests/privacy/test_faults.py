@@ -712,7 +712,7 @@ def test_the_command_refuses_damage_with_exit_code_2(tmp_path, monkeypatch):
     (record,) = tmp_path.rglob("release.json")
     edit_json(record, delta=0.5)
     line = train(tmp_path, f"labels={json.loads(record.read_text())['release_id']}", monkeypatch=monkeypatch).error
-    assert "its delta is not what the ledger was charged for" in line
+    assert "its delta differs from the ledger's entry" in line
     (tmp_path / "ledger.sqlite").write_bytes(b"x" * 4096)
     assert "is not a database" in train(tmp_path, "seed=1", monkeypatch=monkeypatch).error
 

@@ -64,14 +64,14 @@ def test_prices_of_release_total_and_cap_are_told_apart():
     names = [price.name for price in statement.list_epsilon_lines(demo(epsilon_ex_post=2.1))]
     assert names == ["This release alone", "Spent (ex post)", "All releases together", "Cap"]
     assert "(rdp)" in statement.list_epsilon_lines(demo(charged_accountant="rdp"))[1].route
-    assert "added nothing" in statement.list_epsilon_lines(demo(reuses_labels=True))[1].note
+    assert "cost nothing" in statement.list_epsilon_lines(demo(reuses_labels=True))[1].note
     assert statement.list_epsilon_lines(demo(private=False)) == ()
 
 
 @pytest.mark.parametrize(("cap", "charged", "left"), [(4.0, 2.2, "1.800"), (4.0, 2.2001, "1.799"), (2.0, 2.2, "0.000")])
 def test_the_budget_left_is_rounded_down(cap, charged, left):
     line = statement.list_epsilon_lines(demo(budget_epsilon=cap, epsilon_charged=charged))[-1]
-    assert line.note == f"{left} of it is left."
+    assert line.note == f"{left} of the cap is left."
 
 
 def test_facts_that_the_guarantee_rests_on_are_assumptions():
