@@ -94,10 +94,7 @@ def build_summary(report: ReleaseReport) -> dict[str, Any]:
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
     """Build the content of privacy.json, the machine-readable statement; its schema is ``privacy.schema.json``."""
     record, claim = report.record, report.claim
-    owner_statements, is_student_chosen = (
-        statement.list_owner_statements(report),
-        claim.has_part(PURPOSE_STUDENT_CHOICE),
-    )
+    owner_statements = statement.list_owner_statements(report)
     content = {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
@@ -107,7 +104,10 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
         "other_releases": [_part_to_dict(other) for other in claim.other_releases],
         "utility": _build_utility(report),
         "trust": {"model": "central", "in_words": statement.format_sentence("trust", report)},
-        "tuning": {"parameters": record.owner.tuning, "student": "charged" if is_student_chosen else "none"},
+        "tuning": {
+            "parameters": record.owner.tuning,
+            "student": "charged" if claim.has_part(PURPOSE_STUDENT_CHOICE) else "none",
+        },
         "declared_values": dict(record.provenance),
         "chosen_by": record.chosen_by,
         "public_assets": [asdict(asset) for asset in record.assets],

@@ -189,10 +189,11 @@ def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
     """List the statements of the data's owner that a reader of a release needs: name -> statement or NOT_STATED."""
     owner, audit = report.record.owner, report.record.audit
     statements: dict[str, Any] = {
-        **{
-            name.capitalize(): getattr(owner, name)
-            for name in ("contact", "collection", "consent", "access", "retention")
-        },
+        "Contact": owner.contact,
+        "Collection": owner.collection,
+        "Consent": owner.consent,
+        "Access": owner.access,
+        "Retention": owner.retention,
         "Period of the cap": owner.period,
         "Renewal of the cap": owner.renewal,
         "Choice of parameters": owner.tuning and TUNING_METHODS[owner.tuning],

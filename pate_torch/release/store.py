@@ -24,13 +24,20 @@ from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import compute_file_digest, compute_tensor_digest, escape_spreadsheet_cell, write_atomically
+from pate_torch.core.files import (
+    compute_file_digest,
+    compute_tensor_digest,
+    create_private_folder,
+    escape_spreadsheet_cell,
+    write_atomically,
+)
 from pate_torch.methods.base import FirstAnswers, ModelRelease
 from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
 from pate_torch.students import store as student_store
 from pate_torch.students.base import Student
+from pate_torch.teachers.store import TeacherStore
 
 SCHEMA_VERSION = 1
 ANSWER_FILES = {
@@ -41,6 +48,7 @@ ANSWER_FILES = {
     "first_answers_sha256": "first_answers.json",
 }
 """Key of a SHA-256 in ``release.json`` and in the ledger -> file of answers."""
+MODEL_FILE_NAME, MODEL_DIGEST_KEY = "student.safetensors", "student_sha256"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -165,6 +173,13 @@ def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, 
     return {"first_answers_sha256": compute_file_digest(folder / ANSWER_FILES["first_answers_sha256"])}
 
 
+def save_model(student: Student, release: Path) -> dict[str, str]:
+    """Write a model into its release folder, and return its hash for the ledger."""
+    run_folders.create_protected_folder(release)
+    student_store.save(student, release / MODEL_FILE_NAME)
+    return {MODEL_DIGEST_KEY: compute_file_digest(release / MODEL_FILE_NAME)}
+
+
 def _format_labels(release: Release, spec: DataSpec, names: PointNames | None) -> str:
     queries, labels = release.query_Q.tolist(), release.label_Q.tolist()
     class_names = {NO_ANSWER: "", **dict(enumerate(map(escape_spreadsheet_cell, spec.class_names)))}
@@ -215,18 +230,11 @@ def read(
         record = json.loads((folder / "release.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder / 'release.json'}: missing or damaged ({error}).") from error
-    release = _load_release(folder, record, pool, spec, ledger)
-    return release, record, student_store.load(folder / "guide.safetensors") if "guide_sha256" in record else None
-
-
-def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
     if record.get("schema_version") != SCHEMA_VERSION:
         raise _corrupt_release_error(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
     if record.get("dataset") != spec.name or record.get("pool_sha256") != compute_tensor_digest(pool.x):
         problem = f"has answers for other public points (data set {record.get('dataset')!r})"
-        raise _corrupt_release_error(
-            record, problem, "Use the dataset, seed and sizes of the run that made the release."
-        )
+        raise _corrupt_release_error(record, problem, "Use dataset, seed and sizes of the run that made the release.")
     fix = f"Restore the files of {folder}, or move this folder away."
     try:
         digests = {"labels_sha256": record["labels_sha256"], **select_digests(record)}
@@ -238,7 +246,7 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
         problem = f"{' and '.join(edited) or 'labels.csv'} does not fit release.json: it was edited"
         raise _corrupt_release_error(record, problem, fix)
     _check_against_ledger(record, release, ledger, fix)
-    return release
+    return release, record, student_store.load(folder / "guide.safetensors") if "guide_sha256" in record else None
 
 
 def _parse_release(folder: Path, record: dict[str, Any], spec: DataSpec) -> Release:
@@ -322,3 +330,81 @@ def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledg
 
 def _corrupt_release_error(record: dict[str, Any], problem: str, fix: str = "") -> ValueError:
     return checks.error("labels", record["release_id"], problem, fix)
+
+
+# ---- unfinished calls -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnfinishedCall:
+    """PRIVATE. A call that can finish an earlier, interrupted call with the same settings and records at no charge.
+
+    A call writes a note into the private store before it charges the account, and removes the note when the call ends.
+    The name of the note is a keyed hash of the public configuration and the private records. Nothing that is published
+    depends on a note. Files are reused only if the ledger has their hashes: answers that were drawn but not committed
+    are never used, and their reservation stays spent.
+
+    Attributes:
+        store: Private store.
+        account: Account that the call charges.
+        facts: Public values that determine the release.
+        fingerprint: Function that computes the keyed hash of the records, or of the votes.
+    """
+
+    store: TeacherStore
+    account: str
+    facts: Mapping[str, Any]
+    fingerprint: Callable[[], str]
+
+    @staticmethod
+    def has_any(store: TeacherStore, account: str) -> bool:
+        """PRIVATE. Return whether a call that charges this account is unfinished."""
+        return any((store.folder / "unfinished").glob(f"{account}.*.json"))
+
+    def begin(self, folder: Path) -> None:
+        """PRIVATE. Write the note that the call uses this run folder."""
+        write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
+
+    def end(self) -> None:
+        """PRIVATE. Remove the note, so that a repeated call makes a new release."""
+        self._note_path.unlink(missing_ok=True)
+
+    def find(self, ledger_path: Path) -> tuple[Path, dict[str, dict[str, Any]]] | None:
+        """PRIVATE. Find the folder of the interrupted run, and its committed facts by reservation.
+
+        Returns:
+            None if no such call was interrupted, if another process is still running it, or if nothing was committed.
+        """
+        if not (self.has_any(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
+            return None
+        folder = Path(json.loads(self._note_path.read_text())["folder"])
+        with Ledger(ledger_path, create=False) as ledger:
+            entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
+        reserved_ids = {
+            e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
+        }
+        commits = [entry.facts for entry in entries if entry.kind == "commit"]
+        committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in reserved_ids}
+        if not committed or not (folder / "release").is_dir():
+            return None
+        with run_folders.try_hold_lock(folder / run_folders.LOCK_FILE_NAME, "paths.run") as is_unlocked:
+            if not is_unlocked:
+                return None
+            (folder / "release" / "summary.json").unlink(missing_ok=True)  # the finished run writes it
+        return folder, committed
+
+    def find_model(self, ledger_path: Path) -> tuple[Path, str] | None:
+        """PRIVATE. Find the folder of the interrupted run and the reservation that committed its model; or None."""
+        interrupted_run = self.find(ledger_path)
+        if interrupted_run is None or not (file := interrupted_run[0] / "release" / MODEL_FILE_NAME).is_file():
+            return None
+        digest = compute_file_digest(file)
+        ids = [id_ for id_, facts in interrupted_run[1].items() if facts.get(MODEL_DIGEST_KEY) == digest]
+        return (interrupted_run[0], ids[0]) if ids else None
+
+    @property
+    def _note_path(self) -> Path:
+        folder = create_private_folder(self.store.folder / "unfinished")
+        text = json.dumps(dict(self.facts), sort_keys=True, default=repr)
+        digest = self.store.compute_keyed_digest(text.encode(), self.fingerprint().encode())
+        return folder / f"{self.account}.{digest}.json"
