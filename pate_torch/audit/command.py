@@ -189,12 +189,7 @@ def audit(
 ) -> AuditResult:
     """Run the mechanism on every pair, and compare the proven epsilon with the epsilon of its ``privacy_events``.
 
-    Args:
-        mechanism: Mechanism to audit.
-        pairs: Neighboring inputs of the mechanism.
-        runs: Number of runs on each side of each pair.
-        delta: Delta of both epsilons.
-        confidence: Joint confidence level of all pairs.
+    The mechanism runs ``runs`` times on each side of each pair. ``confidence`` is the joint level of all pairs.
     """
     checks.integer("runs", runs, low=100)
     queries = pairs[0].num_queries
@@ -310,8 +305,7 @@ SETTINGS = {
 def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, AuditSetting]:
     """Load a mechanism by name, with parameters for an audit instead of those of a data set.
 
-    Raises:
-        ValueError: The mechanism does not exist, or a parameter is invalid.
+    Raises ValueError if the mechanism does not exist or a parameter is invalid.
     """
     from hydra.utils import get_class
 

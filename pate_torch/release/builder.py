@@ -62,19 +62,8 @@ def build_report(
 ) -> ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
-    Args:
-        data: Data of the run.
-        written: Labels or model with the record of the release. The record has ``pool_sha256`` if public points were
-            used, and ``declared_size`` if a declared number of records was used.
-        reservation_ids: Reservations of this run, without the reservation of reused labels.
-        ledger: Ledger that holds the account.
-        student: Student or model; None if only labels were released.
-        student_name: Kind of the student in the configuration; empty if there is no student.
-        seconds: Time of each stage, in seconds.
-        owner: Statements of the owner of the data.
-        chosen_by: How this release was chosen among several settings; None if not stated.
-        baselines: Accuracies to compare with.
-        includes_encoder: True if the release folder has the files of the encoder.
+    ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
+    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time.
     """
     release, record = written.release if isinstance(written.release, Release) else None, written.record
     claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
@@ -192,14 +181,10 @@ def compute_claim(
     release: Release | None = None,
     reservation_ids: Sequence[str] = (),
 ) -> AccountClaim:
-    """Compute the guarantee that may be claimed for a release folder, and the state of its account.
+    """Compute the guarantee that may be claimed for a release folder, and the state of the account ``name``.
 
-    Args:
-        ledger: Ledger that holds the account.
-        name: Name of the account.
-        terms: Mapping with the keys ``delta``, ``adjacency`` and ``unit``.
-        release: Labels in the folder; None if the folder has no labels.
-        reservation_ids: Reservations that the reporting run made for the files in the folder.
+    ``terms`` has the keys ``delta``, ``adjacency`` and ``unit``. ``release`` is None if the folder has no labels.
+    ``reservation_ids`` lists the reservations that the reporting run made for the files in the folder.
     """
     own_ids = [*reservation_ids] if release is None else [release.id, *reservation_ids]
     account, claim = ledger.get_account(name), ledger.make_claim(name, own_ids)
@@ -226,7 +211,6 @@ def compute_claim(
 
 
 def _make_part(account: Account, identity: str, charge: Charge, is_current: bool) -> ChargedRelease:
-    """Describe one reservation by its purpose and its guarantee."""
     guarantee = None
     if not charge.insecure:
         guarantee = account.compute_guarantee(charge.reserved_events, cap_holds=account.is_private)

@@ -127,7 +127,6 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
 
 
 def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
-    """Build the keys of the statement on the guarantee, the mechanism and the account."""
     record, claim = report.record, report.claim
     return {
         "guarantee": {
@@ -207,7 +206,6 @@ def render_model_card(report: ReleaseReport) -> str:
 
 @functools.cache
 def _make_page_environment(*, is_markdown: bool) -> Environment:
-    """Make the Jinja environment with the functions that the templates call."""
     options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
     environment = statement.make_environment(autoescape=True, **options)
     environment.filters |= {"percent": format_percent}
@@ -321,13 +319,10 @@ def print_summary(
     paths: Mapping[str, Path] | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Print the closing table of a run in at most 80 columns, as plain text if the stream is no terminal.
+    """Print the closing table of a run in at most 80 columns, as plain text if ``stream`` is no terminal.
 
-    Args:
-        report: Report of the release.
-        owner: Private metrics for the owner: name -> value; None if there are none.
-        paths: Paths of the written files: name -> path; None if there are none.
-        stream: Stream to print to; None for standard output.
+    ``owner`` has the private metrics for the owner (name -> value), and ``paths`` the written files (name -> path). If
+    ``stream`` is None, the table is printed to standard output.
     """
     console = Console(file=stream)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH

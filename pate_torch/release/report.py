@@ -147,12 +147,7 @@ class Example:
 
 @dataclass(frozen=True)
 class PublicFacts:
-    """Base class of the records of a report, whose fields are plain values.
-
-    Raises:
-        TypeError: A field is no plain value.
-        ValueError: A field is NaN or infinite.
-    """
+    """Base class of the records of a report. Raises TypeError for a field that is no plain value."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

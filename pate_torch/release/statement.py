@@ -55,14 +55,7 @@ def _load_sentences() -> Any:
 
 
 def list_paragraphs(name: str, report: ReleaseReport, *arguments: Any) -> tuple[str, ...]:
-    """List the paragraphs that a macro of ``templates/statement.jinja`` returns.
-
-    Args:
-        name: Name of the macro: ``title``, ``symbols``, ``plain_words``, ``questions``, ``examples``, ``assumptions``,
-            ``trust`` or ``not_covered``.
-        report: Report that the paragraphs describe.
-        *arguments: Further arguments of the macro.
-    """
+    """List the paragraphs that the macro ``name`` of ``templates/statement.jinja`` returns for a report."""
     text = getattr(_load_sentences(), name)(report, report.record, report.claim, *arguments)
     return tuple(" ".join(words) for words in map(str.split, re.split(r"\n\s*\n", text)) if words)
 
@@ -73,7 +66,6 @@ def format_sentence(name: str, report: ReleaseReport) -> str:
 
 
 def _fill_placeholders(text: str, record: ReleaseRecord) -> str:
-    """Replace the placeholders in a sentence of the method's description; unknown placeholders stay."""
     value_by_placeholder = {
         "asked": str(record.queries_asked),
         "answered": str(record.queries_answered),
@@ -159,9 +151,7 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
 def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[str, str]:
     """List the mechanism, the questions, and the ids of labels and teachers for reuse: name -> value, never empty.
 
-    Args:
-        report: Report of the release.
-        has_history: True to add the newest ledger entry and the time of each stage.
+    If ``has_history``, the newest ledger entry and the time of each stage are listed, too.
     """
     record = report.record
     reuse_note = "reuse is free" if report.claim.private else NOT_PRIVATE

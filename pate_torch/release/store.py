@@ -75,9 +75,7 @@ class WrittenRelease:
 def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
     """Raise ValueError if the folder of a run has a release, whose claim would not cover a second release.
 
-    Args:
-        run: Folder of the run.
-        reused_id: Id of the release whose labels are reused, which is allowed in the folder; None if none is reused.
+    The release ``reused_id``, whose labels are reused, is allowed in the folder.
     """
     folder = run / "release"
     markers = ("summary.json", "release.json", "sanitised.json", "student.safetensors")
@@ -122,15 +120,10 @@ def write(
     guide: Student | None = None,
     names: PointNames | None = None,
 ) -> dict[str, Any]:
-    """Write the release and the guide student into ``folder``, and return the record that ``read`` will return.
+    """Write a release into its folder, and return the record that ``read`` will return.
 
-    Args:
-        folder: Release folder.
-        release: Questions and their answers.
-        facts: Further content of the record.
-        spec: Public facts about the data.
-        guide: Student that guided the choice of questions; None if there was no guide.
-        names: Names of the public points for the last column; None if positions alone identify the points.
+    ``facts`` is further content of the record, ``guide`` the student that guided the choice of questions, and ``names``
+    the names of the public points for the last column of labels.csv.
     """
     run_folders.create_protected_folder(folder)
     record = {

@@ -31,15 +31,7 @@ NUMBER_KEYS = ("epsilon", "delta", "sigma", "sensitivity", "clip", "noise_multip
 
 
 def verify_release(path: Path, ledger_path: Path | None = None) -> Iterator[Check]:
-    """Run every check of a release folder.
-
-    Args:
-        path: Folder of a run or of its release.
-        ledger_path: Ledger that was charged for the release; None if it is not available.
-
-    Raises:
-        ValueError: There is nothing to check.
-    """
+    """Run every check of the folder of a run or of its release. Raises ValueError if there is nothing to check."""
     folder = release.ReleaseFolder.load(path)
     for check in release.run_checks(folder):
         yield check

@@ -174,7 +174,6 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
 
 
 def _compute_loss_cdf(e: Event, x: np.ndarray, rounds_up: bool) -> np.ndarray:
-    """Compute P(loss <= x) of one event."""
     if e["kind"] == "gaussian":
         return ndtr(x / e["mu"] - e["mu"] / 2)
     bound = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)
