@@ -50,7 +50,7 @@ def test_no_epsilon_is_too_large_for_the_bound():
 
 def test_plain_words_quote_the_attack_bound_rounded_up():
     words = " ".join(statement.format_plain_words(demo()))
-    percent = float(re.search(r"at most ([\d.]+) % of those that did", words)[1])
+    percent = float(re.search(r"at most ([\d.]+) % of the members", words)[1])
     assert 0 <= percent / 100 - statement.compute_attack_bound(demo().claim.epsilon, 1e-5, 0.01) < 1e-3
 
 
