@@ -6,7 +6,7 @@ from pate_torch.cli.main import run_command
 
 
 def run() -> int:
-    # The import is slow. It is here so that run_command also handles Ctrl-C during the import.
+    """Import the command and run it. run_command also handles Ctrl-C during the import, which is slow."""
     from pate_torch.cli.train import train
 
     return train()
