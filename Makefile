@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test` set up .venv by themselves.
+# Start here: `make demo` and `make test` also set up .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
@@ -26,17 +26,17 @@ test-all: install
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
-# Every notebook run anew and written with its outputs: some minutes.
+# Runs every notebook and writes its outputs, which takes some minutes.
 notebooks: install
 	$(BIN)/python notebooks/render.py
 
-# A searchable site, of these documents, the notebooks and the docstrings: python -m http.server -d build/site
+# Builds a site of the documents, the notebooks and the docstrings. To read it: python -m http.server -d build/site
 docs: install
 	$(BIN)/python -m pip install --quiet 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27'
 	$(BIN)/python docs/pages.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# A wheel, installed with all it needs (a download of some gigabytes) into an empty environment, and used there.
+# Builds a wheel, installs it with its dependencies (some gigabytes) in an empty environment, and runs it there.
 wheel: install
 	rm -rf dist build/fresh build/home
 	$(BIN)/python -m hatchling build -t wheel

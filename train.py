@@ -1,4 +1,4 @@
-"""PATE from private data to a released student: compose a configuration, hand over to the pipeline."""
+"""Runs PATE from private data to a released student, with a configuration composed by Hydra."""
 
 import sys
 
@@ -6,7 +6,7 @@ from pate_torch.cli.main import run_command
 
 
 def run() -> int:
-    """Import here, so that Ctrl-C ends in one line while torch is loaded, too."""
+    """Import the command and run it. run_command also handles Ctrl-C during the import, which is slow."""
     from pate_torch.cli.train import train
 
     return train()

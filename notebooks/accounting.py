@@ -15,12 +15,12 @@
 #
 # $K$ teachers vote on each question. The released label is the class with the most votes after Gaussian noise of
 # $\sigma$ votes has been added to every count. A record of one person reaches one teacher, so it changes one vote in
-# each question. How much does the release reveal about that person? This notebook compares three prices, from one
-# that everybody may see to one that only the owner of the data may see. At the end, an audit tests the claims without
-# relying on any of them.
+# each question. How much does the release reveal about that person? This notebook compares three prices. Everybody may
+# see the first price, and only the owner of the data may see the last one. At the end, an audit tests the claimed
+# prices independently.
 #
-# The data are *glyphs*, printed characters that are drawn from a seed. They belong to nobody, so this notebook may
-# show figures that must stay private for real data.
+# The data are *glyphs*, printed characters that are drawn from a seed. Glyphs belong to nobody, so this notebook may
+# show values that must stay private for real data.
 
 # %%
 import dataclasses
@@ -87,10 +87,10 @@ plt.show()
 #   questions are one Gaussian mechanism with $\mu = \sqrt{2Q}/\sigma$, whose $\varepsilon$ is known exactly.
 # - **Theorem** (PATE 2018, Theorem 6). If the plurality is clear, a changed vote hardly matters. The theorem bounds
 #   one direction only, $D_\alpha(M(D)\,\|\,M(D'))$, for the given votes.
-# - **Private epsilon**. The price by the theorem with added noise. The noise is scaled to the largest change of the
-#   price between neighbors, and the cost of its publication is included.
+# - **Private epsilon.** This is the price by the theorem with added noise. The noise is scaled to the largest change of
+#   the price between neighbors, and the price includes the cost of its publication.
 #
-# The noise scales are those of 20, 40 and 100 votes among 250 teachers, scaled to 100 teachers.
+# The standard deviations of the noise on the votes correspond to 20, 40 and 100 votes among 250 teachers.
 
 # %%
 SIGMAS = (8, 16, 40)
@@ -103,7 +103,7 @@ def theorem_epsilon(mechanism, counts_QC=counts_QC):
 
 
 def draw_private_epsilon(mechanism, draws=41):
-    """Median of the published price. The plan is chosen on example votes, never on the votes that it prices."""
+    """Compute the median of the published price. The plan is chosen on example votes, never on the priced votes."""
     imagined = private_price.make_example_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
     model = mechanism.make_outcome_model()
     plan = private_price.choose_plan(model, imagined, num_queries=QUESTIONS, delta=DELTA)
@@ -142,7 +142,7 @@ plt.show()
 # The theorem can even give a *higher* price than the data-independent one: it is based on Rényi divergences, whose
 # conversion to $\varepsilon$ is never exact, while the Gaussian price is exact. The publication of a data-dependent
 # price is worthwhile only if the mechanism has little noise. Otherwise the noise that hides the dependence on the
-# votes costs more than the price saves.
+# votes costs more than the data-dependent price saves.
 #
 # ## One question
 #
@@ -164,16 +164,16 @@ plt.show()
 # %% [markdown]
 # ## What may be published
 #
-# | figure | who may see it |
+# | value | who may see it |
 # |---|---|
 # | data-independent $\varepsilon$ | **everybody**: it does not depend on the votes |
 # | private $\varepsilon$ | **everybody**: a noisy release that includes its cost (95 % confidence, forward only) |
 # | theorem | **the owner of the data only** |
 # | gaps, votes, accuracy of the ensemble | **the owner of the data only** |
 #
-# The price by the theorem is a function of private votes. If one person leaves, so that one teacher votes at random,
-# the price changes in its last digits. Somebody who knows all other records can therefore tell from the price which
-# of the two data sets was used.
+# The price by the theorem is a function of private votes. If one person leaves the data, one teacher votes at random,
+# and the last digits of the price change. Somebody who knows all other records can therefore tell from the price
+# whether the person's record was used.
 
 # %%
 neighbor_QC = counts_QC.copy()
@@ -190,8 +190,8 @@ print(f"{'in both cases':>16}: data-independent {table.loc[16, 'data-independent
 #
 # All prices above are computed from a description of the mechanism. The audit executes the mechanism many times on
 # neighboring votes, and computes a lower bound on $\varepsilon$ from the answers, with 95 % confidence. For a sound
-# mechanism, the proven lower bound is below the claim; a lower bound above the claim refutes the mechanism. Each
-# sound mechanism is compared with a faulty variant, which draws a quarter of the noise and makes the same claim.
+# mechanism, the proven lower bound is below the claim. A lower bound above the claim refutes the mechanism. Each sound
+# mechanism is compared with a faulty variant that claims the same price but draws a quarter of the noise.
 
 
 # %%

@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Which questions are worth their price?
 #
-# Each answer costs privacy, so the choice of questions matters more than in ordinary active learning. Answers are
-# also noisy, most of all where teachers disagree. A query strategy may use public points and paid answers, but no
-# vote. Here each strategy chooses among 600 distorted printed characters. They are drawn from a seed and belong to
-# nobody, so this notebook may also show figures that are private in a real run.
+# Each answer costs privacy, so the choice of questions matters more than in ordinary active learning. The answers are
+# also noisy, and most of the errors occur where teachers disagree. A query strategy may use public points and released
+# answers, but no votes. Here each strategy chooses among 600 distorted printed characters. The characters are drawn
+# from a seed and belong to nobody, so this notebook may also show values that are private in a real run.
 
 # %%
 import sys
@@ -61,7 +61,7 @@ mechanism = GNMax(sigma=SIGMA)
 # ## Eighty teachers
 #
 # Each teacher is trained on fifty characters. The cap of the account is unrealistically large, because this notebook
-# makes 120 releases; a real project would make one of them.
+# makes 120 releases. A real project would make one release.
 
 # %%
 glyphs = Glyphs(private=4000, public=600, test=500, size=14, shift=0.5, rotate=8, shear=5, noise=0.05).load()
@@ -81,11 +81,12 @@ print(f"accuracy of the plurality: {float((votes.compute_plurality() == truth).f
 # %% [markdown]
 # ## A quick student
 #
-# The student is quick, so that everything can be repeated: labels spread along the neighbor graph of the public
-# points, and a small network is trained on them. The same student guides `margin`, which asks in rounds.
+# Labels spread along the neighbor graph of the public points, and a small network is trained on these labels. Such a
+# student is quick to train, so every experiment can be repeated. The same student guides the strategy `margin`, which
+# chooses questions in rounds.
 #
-# A run combines teachers, mechanism and strategy in a `PreparedLabeling`. It answers questions in rounds with noise
-# that a reservation in the ledger has paid for.
+# A `PreparedLabeling` combines teachers, mechanism and strategy. It answers questions in rounds, and a reservation in
+# the ledger pays for the noise.
 
 # %%
 student = LabelSpreading(network="mlp", steps=60)
@@ -151,8 +152,8 @@ def shares(name: str, size: int) -> tuple[list[float], list[float]]:
     """Accuracy of the student on test points, and of the labels, for each repetition."""
     done = releases[name, size]
     test = glyphs.evaluation
-    learnt = [float((fit(release).predict(test.x) == test.y).double().mean()) for release in done]
-    return learnt, [float((truth[r.query_Q] == r.label_Q).float().mean()) for r in done]
+    student_accuracies = [float((fit(release).predict(test.x) == test.y).double().mean()) for release in done]
+    return student_accuracies, [float((truth[r.query_Q] == r.label_Q).float().mean()) for r in done]
 
 
 fig, panels = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
@@ -181,18 +182,18 @@ for name, means in table.items():
 # %% [markdown]
 # ## The price of noise
 #
-# How many of thirty labels would be right at another price? The left figure is computed from the teachers' votes, for
-# the owner only. In a real run it is **private**, and a sigma that is chosen by it would be a release that was not
-# charged. The right figure explains the differences: it shows the lead of the winning class on the points that each
-# strategy asked. If the lead is below two sigma, the noise decides.
+# How many of thirty labels would be correct at another price? The left figure is computed from the teachers' votes.
+# In a real run, this figure is **private**, only the owner may see it, and choosing sigma by this figure would be a
+# release that was not charged. The right figure explains the differences. It shows the lead of the winning class on
+# the points that each strategy asked. If the lead is below two sigma, the noise decides.
 #
-# Teachers agree on typical points, so their labels are right most often under strong noise, and with fifteen
-# questions they teach the most. Ambiguous points cost twice: their labels are wrong more often, and each says little
-# about other points. `margin` is hardly better than random questions with fifteen and thirty questions, and as good
-# as any strategy with sixty. Coverage of the pool is best with thirty questions, because this student propagates each
-# label far along the neighbor graph, and labels in every part of the pool help it. The best strategy depends on the
-# student, too: with a student that propagates labels less far (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset`
-# was the worst.
+# Teachers agree on typical points, so under strong noise the labels of typical points are most often correct. With
+# fifteen questions, typical points also train the best student. Ambiguous points have two disadvantages: their labels
+# are wrong more often, and each label says little about other points. `margin` is hardly better than random questions
+# with fifteen and thirty questions, and as good as any strategy with sixty. Coverage of the pool is best with thirty
+# questions, because this student propagates each label far along the neighbor graph, and labels in every part of the
+# pool help it. The best strategy depends on the student, too: with a student that propagates labels less far
+# (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset` was the worst.
 
 # %%
 sigmas = (4, 6, 8, 12, 16, 24, 32)

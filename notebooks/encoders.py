@@ -14,9 +14,10 @@
 # # Use a frozen encoder
 #
 # This notebook has a thousand private records, 400 public points without labels and 397 test points: the handwritten
-# digits of scikit-learn. A public network that computes features of them costs no privacy, and the records no longer
-# have to determine these features. The digits are public, so this notebook may train on them several times, each time
-# with a temporary account, and show accuracies on test points. Real records have one account, whose releases compose.
+# digits of scikit-learn. A public network that computes features of the digits costs no privacy, and no private record
+# is needed to learn these features. The digits are public, so this notebook may train on the digits several times, each
+# time with a temporary account, and show accuracies on test points. Real records have one account, whose releases
+# compose.
 
 # %%
 import subprocess
@@ -106,11 +107,11 @@ print(f"no privacy   {raw_plain[0]:.1%} ± {raw_plain[1]:.1%}")
 # ## An encoder
 #
 # Here the encoder is trained on the public points without labels (contrastive learning: two distorted copies of a
-# point must be recognized as a pair). Then it is frozen and saved. Your encoder may be a torch module with its
+# point must be recognized as a pair). Then the encoder is frozen and saved. Your encoder may be a torch module with its
 # weights, an ONNX file, or a table of token vectors for texts.
 #
-# The features of each point are computed independently: they have the same bits whether the point is encoded alone or
-# with others. A network that receives all points in one batch does not guarantee this, and if the last bit of a
+# The features of each point are computed independently: their bits are the same whether the point is encoded alone or
+# with other points. A network that receives all points in one batch does not guarantee equal bits. If the last bit of a
 # feature depends on another record, no price covers this influence.
 
 # %%
@@ -140,7 +141,7 @@ print("the same if the network takes all points in one batch:", (in_one_batch[:1
 # All rows use the same frozen features, public points and splits. `PATEClassifier` again chooses per-record
 # gradients, now of the features themselves. The quickstart's method has 75 teachers and twenty questions. The last
 # row has no privacy. A teacher has 13 records, and at a small epsilon the noise is larger than the agreement of 75
-# such teachers. Both methods warn of this before the release.
+# such teachers. Both methods give a warning before a release whose noise is that large.
 
 
 # %%
@@ -207,8 +208,8 @@ print(
 #
 # The noise is equal in all dimensions of the features, but the signal lies mostly in the dimensions in which the
 # public points vary. The rule therefore sets the effective number of dimensions to (records / sigma) / 8, by a ridge
-# on the covariance of the public points, which is free. A larger epsilon allows more dimensions. The encoder
-# concentrates the variance in few of them.
+# on the covariance of the public points, which costs no privacy. A larger epsilon allows more dimensions. The encoder
+# concentrates the variance in few dimensions.
 
 
 # %%

@@ -13,15 +13,16 @@
 # %% [markdown]
 # # Small hypothesis classes, exact private algorithms
 #
-# A hypothesis class is the set of answers that a learner may give. On finitely many points it can give only finitely
-# many different answers, which are called its *dichotomies*, so a private algorithm can list them all and choose one.
-# Each algorithm below takes a private sample of public size $n$ (neighbors differ in one replaced record), charges a
-# budget before it draws, and returns its answer together with the events that it incurred.
+# A hypothesis class is the set of classifiers among which a learner chooses. On finitely many points, the class has
+# only finitely many different labelings, which are called its *dichotomies*. A private algorithm can therefore list
+# all dichotomies and choose one. Each algorithm below takes a private sample of public size $n$ (neighbors differ in
+# one replaced record), charges a budget before it draws, and returns its answer together with the events that it
+# incurred.
 #
-# The data here are synthetic, so a `DryRunNoise` replaces the budget: it charges no account, and its seed makes this
-# notebook repeatable. With real data, use `Budget.from_account(ledger, "account")` instead. Otherwise nothing is
-# charged and nothing is private. `benchmarks.theory` is not part of the installed package: start the notebook with
-# the root of a checkout in `PYTHONPATH`.
+# The data here are synthetic, so a `DryRunNoise` replaces the budget. `DryRunNoise` charges no account, and its seed
+# makes this notebook repeatable. With real data, use `Budget.from_account(ledger, "account")` instead. Otherwise
+# nothing is charged and nothing is private. `benchmarks.theory` is not part of the installed package: start the
+# notebook with the root of a checkout in `PYTHONPATH`.
 
 # %%
 import warnings
@@ -43,7 +44,7 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.recipe import TeacherRecipe
 
-warnings.simplefilter("ignore", BelowGuaranteeWarning)  # one of them is shown below
+warnings.simplefilter("ignore", BelowGuaranteeWarning)  # one such warning is shown below
 generator, budget = np.random.default_rng(0), DryRunNoise(insecure_seed=0)
 
 # %% [markdown]
@@ -144,7 +145,7 @@ grid = np.linspace(0, 1, 101)[:, None]
 
 
 def stable_law(subset, gamma):
-    """P(answer = 1) on the grid, given the subset of the sample."""
+    """Compute P(answer = 1) on the grid, given the subset of the sample."""
     candidates = Thresholds().enumerate_representatives(sample.x[subset])
     law = np.exp(compute_log_probabilities(-Thresholds().count_errors(candidates, sample.x, sample.y), gamma / 2))
     return law @ Thresholds().compute_labelings(candidates, grid)
@@ -199,10 +200,10 @@ print(f"{plan.num_teachers:,} teachers share {plan.subset_size:,} records; prove
 # ## How stable is a learner?
 #
 # On-average stability (Bassily, Thakkar and Thakurta 2018, Definition 5.7) measures how much a prediction changes
-# when one record is replaced. Where it is small, teachers agree. It decreases with the size of a shard, so a
-# measurement on synthetic or public records helps to choose the number of teachers before any budget is spent. All
-# retrainings run as one stack of teachers. Both data sets of a pair use the same batches and the same initial
-# weights.
+# when one record is replaced. Where this change is small, teachers agree. The change decreases with the size of a
+# shard, so a measurement on synthetic or public records helps to choose the number of teachers before any budget is
+# spent. All models are trained as one stack of teachers. Both data sets of a pair use the same batches and the same
+# initial weights.
 
 # %%
 spec = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("low", "high"), mean=(0.6,), std=(0.3,))

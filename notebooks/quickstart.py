@@ -14,8 +14,8 @@
 # # A first private student
 #
 # In this notebook, 1,100 handwritten digits are private. Seventy-five small teachers are trained on about 15 records
-# each. They answer twenty public questions, and noise is added to their votes. A student is trained on the answers
-# and may be published. The notebook takes less than a minute.
+# each. The teachers vote on twenty public questions, and noise is added to their votes. A student is trained on the
+# noisy answers and may be published. The notebook takes less than a minute.
 
 # %%
 import tempfile
@@ -38,9 +38,9 @@ print(len(digits.private), "private records,", len(digits.pool), "public points 
 # %% [markdown]
 # ## Teachers
 #
-# `delta` and `budget_epsilon` are the terms of the account of this data set. They are fixed when the account opens.
-# Teachers, ledger and releases are stored in `home`, which is a temporary folder here. Real records need a permanent
-# folder, because **the ledger must outlive every run**.
+# `delta` and `budget_epsilon` are terms of the data set's account, and are fixed when the account opens. Teachers,
+# ledger and releases are stored in `home`, which is a temporary folder here. Real records need a permanent folder,
+# because **the ledger must outlive every run**.
 
 # %%
 pate = PATE(
@@ -59,8 +59,9 @@ pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 # ## Twenty questions
 #
 # The strategy `Prototypes` asks one typical point of each cluster of the public points. A teacher that was trained on
-# fifteen records errs often. It errs less when it labels all public points together, because it can use their
-# neighbor graph, which is public. The price of the whole plan is reserved in the ledger before any noise is drawn.
+# fifteen records errs often. The method `teachers_transductive` reduces these errors: each teacher labels all public
+# points together and uses the neighbor graph of these points, which is public. The price of the whole plan is reserved
+# in the ledger before any noise is drawn.
 
 # %%
 release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), method="teachers_transductive")
@@ -112,7 +113,7 @@ plt.show()
 # %% [markdown]
 # ## The budget is enforced
 #
-# Another twenty questions would exceed the cap. They are refused before any noise is drawn.
+# Another twenty questions would exceed the cap. The call is refused before any noise is drawn.
 
 # %%
 try:

@@ -1,7 +1,7 @@
-"""Run every notebook, and write it with its outputs: python notebooks/render.py [name ...]
+"""Runs notebooks and writes each notebook with its outputs: python notebooks/render.py [name ...]
 
-A notebook is made from its source, the .py file beside it, and runs in an empty folder. Progress and paths of this
-machine, which change from run to run, are left out.
+The source of a notebook is the .py file of the same name. A notebook runs in an empty folder. Progress and paths, which
+change from run to run, are removed from the outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = sorted(file.stem for file in FOLDER.glob("*.ipynb"))
 
 
 def run_notebook(source: Path) -> nbformat.NotebookNode:
-    """Make a notebook from its source, and run it."""
+    """Make a notebook from its source, and run the notebook."""
     notebook = jupytext.read(source)
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as home:
@@ -51,7 +51,7 @@ def run_notebook(source: Path) -> nbformat.NotebookNode:
 
 
 def _clean_output(output: nbformat.NotebookNode, home: str) -> bool:
-    """Remove progress and paths from an output, and say whether anything is left."""
+    """Remove progress and paths from an output, and return whether the output is to be kept."""
     if output.output_type == "stream":
         output.text = re.sub(r"\S*" + re.escape(home), "", output.text)
         return output.name != "stderr" and bool(output.text.strip())

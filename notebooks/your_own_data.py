@@ -14,7 +14,7 @@
 # # Your own data
 #
 # A clinic has a table with several visits of each patient, and a diagnosis for each visit. The clinic wants to
-# publish a classifier. The table in this notebook is synthetic. Replace it by your own.
+# publish a classifier. The table in this notebook is synthetic. Replace this table by your own.
 
 # %%
 import tempfile
@@ -38,7 +38,7 @@ generator = np.random.default_rng(0)
 
 
 def visits(patients: int, prefix: str) -> pd.DataFrame:
-    """One to eight visits for each patient."""
+    """Draw one to eight visits for each patient."""
     who = np.repeat(np.arange(patients), generator.integers(1, 9, patients))
     age = generator.normal(50, 15, patients)[who]
     pressure, sugar = generator.normal(120, 20, len(who)), generator.normal(100, 25, len(who))
@@ -57,10 +57,10 @@ pd.read_csv(folder / "patients.csv").head()
 # ## What is protected?
 #
 # The most important line is `group="patient"`. Without it, the privacy unit is a *visit*: a patient with eight visits
-# could change eight votes, and the reported epsilon would hold for one visit only. With it, all visits of a patient
-# belong to the same teacher.
+# could change eight votes, and the reported epsilon would hold for one visit only. With `group="patient"`, all visits
+# of a patient belong to the same teacher.
 #
-# The classes are declared, so they are not read off private records.
+# The classes are declared, so no private record determines the classes.
 
 # %%
 source = Csv(
@@ -106,9 +106,10 @@ print(f"accuracy of the student on the test visits: {report.evaluation.student_a
 # %% [markdown]
 # ## More noise or fewer questions?
 #
-# Both are public choices, which must be made before anybody looks at the votes. The curves need no data, because the
-# price of a number of questions and a noise scale follows from the mechanism alone. `ConfidentGNMax` answers only
-# questions on which a noisy check finds that the teachers agree, and pays little for the others.
+# The noise and the number of questions are public choices, which must be made before anybody looks at the votes. The
+# curves need no data, because the mechanism alone determines the price of a number of questions and a noise scale.
+# `ConfidentGNMax` answers only questions on which a noisy check finds that the teachers agree. All other questions cost
+# little.
 
 # %%
 questions = np.arange(5, 205, 5)
@@ -131,9 +132,9 @@ plt.show()
 # %% [markdown]
 # ## One question at a time
 #
-# The teachers can also answer questions directly, through the mechanism, until the budget is spent. A block of
-# questions is reserved. A repeated question is answered from the journal and is free. The cap counts the questions of
-# the block that were asked; the published claim counts the whole block, because all of it was reserved.
+# The teachers can also answer single questions through the mechanism, until the budget is spent. The labeler reserves a
+# block of questions. The journal answers a repeated question, which is free. The cap counts the questions of the block
+# that were asked. The published claim counts the whole block, because the whole block was reserved.
 
 # %%
 with pate.labeler(num_queries=10) as labeler:

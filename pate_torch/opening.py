@@ -31,8 +31,7 @@ from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts
-from pate_torch.release.store import WrittenRelease
-from pate_torch.release.unfinished_calls import UnfinishedCall
+from pate_torch.release.store import UnfinishedCall, WrittenRelease
 from pate_torch.students.store import load as load_student
 from pate_torch.teachers.store import RecordHashes, TeacherStore
 

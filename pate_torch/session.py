@@ -37,8 +37,7 @@ from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
 from pate_torch.release.renderer import print_summary, write_release
 from pate_torch.release.report import ReleaseReport
-from pate_torch.release.store import WrittenRelease
-from pate_torch.release.unfinished_calls import save_model
+from pate_torch.release.store import WrittenRelease, save_model
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.store import save as save_student

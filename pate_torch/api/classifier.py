@@ -41,7 +41,7 @@ from pate_torch.privacy.accounts import account_charged_error
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, EncoderCard
 from pate_torch.privacy.unit_ids import parse_unit_ids
-from pate_torch.release.unfinished_calls import UnfinishedCall
+from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.linear import Logistic, ReleasedModel

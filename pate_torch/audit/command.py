@@ -1,14 +1,14 @@
-"""Tests whether the executed mechanism keeps the epsilon that is claimed for it.
+"""Tests whether an executed mechanism satisfies its claimed epsilon.
 
     pate audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
 
-The command runs the mechanism many times on neighboring votes and prints the largest epsilon that the outcomes *prove*,
-beside the epsilon that is claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <=
-claimed (exit code 0) shows that these votes and so many runs found none. Exit code 2: a wrong argument.
+The command runs the mechanism many times on neighboring votes, and prints a lower bound on epsilon that the outcomes
+*prove* and the claimed epsilon. If proven > claimed, the mechanism is at fault (exit code 1). If proven <= claimed
+(exit code 0), no fault was found, which is no proof of privacy. Exit code 2 means a wrong argument.
 
-Half of the runs choose the outcome sets, the other half test them: for each set E tried and each direction, P(E) <=
-e^epsilon Q(E) + delta, so epsilon >= ln((p_low - delta) / q_high) with Clopper-Pearson bounds that hold jointly over
-everything tested (Bonferroni).
+Half of the runs choose sets of outcomes, and the other half test these sets. For each set E and each direction, P(E) <=
+e^epsilon Q(E) + delta, so epsilon >= ln((p_low - delta) / q_high). The Clopper-Pearson bounds p_low and q_high hold
+jointly for all tested sets (Bonferroni).
 
 Source: Jagielski, Ullman & Oprea 2020 (arXiv 2006.07709); Ding et al. 2018.
 """
@@ -45,16 +45,13 @@ from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
 
 Outcomes = NDArray[np.int64]
-STOPPED_OUTCOME = -2
-"""The outcome of a query that was not asked, because the mechanism had stopped."""
-
-NUM_TESTED_SETS = 8
-"""Outcome sets tested on the second half, over both directions."""
+STOPPED_OUTCOME = -2  # outcome of a query after the mechanism has stopped
+NUM_TESTED_SETS = 8  # number of outcome sets that the second half tests, in both directions together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The strongest proof found: epsilon >= ``epsilon``, from an outcome set seen ``p`` and ``q`` of the time."""
+    """The largest proven lower bound ``epsilon``, from a set of outcomes with the frequencies ``p`` and ``q``."""
 
     epsilon: float = 0.0
     direction: str = "left"
@@ -65,14 +62,14 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """The epsilon that the runs prove, beside the epsilon that is claimed; both are at ``delta``.
+    """The proven and the claimed epsilon of a mechanism, both at ``delta``.
 
     Attributes:
-        proven: Largest epsilon that the outcomes prove, at this ``confidence``.
-        claimed: Epsilon of ``privacy_events``.
+        proven: Largest lower bound on epsilon that the outcomes prove, at level ``confidence``.
+        claimed: Epsilon of the mechanism's ``privacy_events``.
         runs: Number of runs on each side of each pair.
         queries: Number of queries in each run.
-        faults: Faults that need no statistics, such as events that cost more than was charged.
+        faults: Faults that are found without statistics, such as events that cost more than was charged.
     """
 
     mechanism: str
@@ -87,7 +84,7 @@ class AuditResult:
 
     @property
     def is_sound(self) -> bool:
-        """False when the claim is refuted."""
+        """True if the claim is not refuted."""
         return self.proven <= self.claimed and not self.faults
 
 
@@ -106,16 +103,17 @@ def audit_outcomes(
         right: Outcomes of its neighbor, in the same form.
         delta: The delta of the claim.
         confidence: Joint confidence level of all bounds.
-        groups: A number for each column; columns of one number have the same distribution and share one score.
+        groups: Group number of each column; columns of a group have the same distribution and share one score. None
+            if each column is its own group.
 
     Returns:
-        The proof; its epsilon is zero if nothing is proven.
+        The strongest evidence; its epsilon is zero if nothing is proven.
     """
     checks.between("delta", delta, 0, 1)
     checks.between("confidence", confidence, 0, 1, exclusive=True)
     sides = [np.atleast_2d(np.asarray(side).T).T for side in (left, right)]
     if sides[0].shape[1] != sides[1].shape[1] or min(map(len, sides)) < 4:
-        raise ValueError("outcomes: both samples need the same number of columns and at least 4 runs")
+        raise ValueError("outcomes: both samples must have the same number of columns and at least 4 runs")
     selection_half, test_half = zip(*((side[: len(side) // 2], side[len(side) // 2 :]) for side in sides), strict=True)
     level = (1 - confidence) / NUM_TESTED_SETS
     candidates: list[tuple[float, int, float, int]] = []
@@ -141,7 +139,7 @@ def audit_outcomes(
 def _compute_epsilon_bound(
     p_hits: Any, p_runs: int, q_hits: Any, q_runs: int, delta: float, level: float
 ) -> NDArray[np.float64]:
-    """ln((p_low - delta) / q_high), both Clopper-Pearson bounds holding together at 1 - level; -inf proves nothing."""
+    """Compute ln((p_low - delta) / q_high) with joint Clopper-Pearson bounds at 1 - level; -inf if p_low <= delta."""
     p_low = np.where(p_hits == 0, 0.0, stats.beta.ppf(level / 2, np.maximum(p_hits, 1), p_runs - p_hits + 1))
     q_high = np.where(q_hits == q_runs, 1.0, stats.beta.isf(level / 2, q_hits + 1, np.maximum(q_runs - q_hits, 1)))
     return np.where(p_low > delta, np.log(np.maximum(p_low - delta, 1e-300) / q_high), -np.inf)
@@ -151,7 +149,7 @@ ScoreFunction = Callable[[Outcomes], NDArray[np.float64]]
 
 
 def _make_log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> ScoreFunction:
-    """Make the smoothed log ratio of an outcome's frequencies on the two sides; 0 for an outcome not seen before."""
+    """Make a score of outcomes: the smoothed log ratio of the frequencies on both sides; 0 for an unseen outcome."""
     values, index = np.unique(np.concatenate([left, right]), return_inverse=True)
     counts = [np.bincount(part, minlength=len(values)) + 0.5 for part in (index[: len(left)], index[len(left) :])]
     ratio = np.log(counts[0] / len(left)) - np.log(counts[1] / len(right))
@@ -164,13 +162,13 @@ def _make_log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> ScoreF
 
 
 def _make_additive_score(left: Outcomes, right: Outcomes, *, groups: Sequence[int] | None) -> ScoreFunction:
-    """Sum the log ratios of the answers over the queries: the likelihood ratio if queries are independent."""
+    """Make a score of rows: the sum of the queries' log ratios, which is exact if the queries are independent."""
     columns = np.arange(left.shape[1]) if groups is None else np.asarray(groups)
     ratios = {g: _make_log_ratio(left[:, columns == g].ravel(), right[:, columns == g].ravel()) for g in set(columns)}
 
     def compute_score(outcomes: Outcomes) -> NDArray[np.float64]:
         total = sum(ratio(outcomes[:, columns == g]).sum(1) for g, ratio in ratios.items())
-        return np.round(total, 9)  # equal outcomes in another order are one outcome
+        return np.round(total, 9)  # removes rounding errors that depend on the order of the sum
 
     return compute_score
 
@@ -189,18 +187,15 @@ def audit(
     delta: float = 1e-5,
     confidence: float = 0.95,
 ) -> AuditResult:
-    """Run the mechanism on every pair and compare what the outcomes prove with what ``privacy_events`` claims.
+    """Run the mechanism on every pair, and compare the proven epsilon with the epsilon of its ``privacy_events``.
 
-    Args:
-        mechanism: The mechanism.
-        pairs: Neighboring inputs to run it on.
-        runs: Number of runs on each side of each pair.
-        delta: The delta at which both epsilons are stated.
-        confidence: Confidence level of the proof, over all pairs.
+    The mechanism runs ``runs`` times on each side of each pair. ``confidence`` is the joint level of all pairs.
     """
     checks.integer("runs", runs, low=100)
     queries = pairs[0].num_queries
-    assert all(pair.num_queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
+    assert all(pair.num_queries == queries for pair in pairs), (
+        "all pairs of an audit must have the same number of queries"
+    )
     charged_events = mechanism.privacy_events(queries, 1)
     max_curve = rdp.compute_curve(charged_events) * (1 + 1e-9)
     evidences, faults, is_constant = [Evidence()], dict[str, None](), True
@@ -210,16 +205,16 @@ def audit(
             outcomes, event_sets = _draw_outcomes(mechanism, pair, side, runs)
             first, second = (_draw_outcomes(mechanism, pair, side, min(runs, 256))[0] for _ in range(2))
             if np.array_equal(first, second) and not _can_repeat_by_chance(outcomes, len(first)):
-                faults["two fresh noise sources gave the same answers: the noise is seeded"] = None
+                faults["the noise is seeded, because two fresh noise sources gave the same answers"] = None
             if any((rdp.compute_curve(events) > max_curve).any() for events in event_sets):
-                faults["the events incurred cost more than the worst case that was charged"] = None
+                faults["the incurred events cost more than the charged worst case"] = None
             is_constant &= len(np.unique(outcomes, axis=0)) == 1
             sides.append(outcomes)
         level = 1 - (1 - confidence) / len(pairs)
         evidence = audit_outcomes(*sides, delta=delta, confidence=level, groups=pair.groups)
         evidences.append(replace(evidence, pair=pair.name))
     if is_constant:
-        faults["every run of every input gave the same answers: no noise is seen"] = None
+        faults["there is no noise, because all runs of all inputs gave the same answers"] = None
     best_evidence = max(evidences, key=lambda evidence: evidence.epsilon)
     return AuditResult(
         mechanism=mechanism.name,
@@ -237,9 +232,9 @@ def audit(
 def _draw_outcomes(
     mechanism: Mechanism, pair: NeighborPair, side: SensitiveValue, runs: int
 ) -> tuple[Outcomes, set[tuple[PrivacyEvent, ...]]]:
-    """Draw the outcomes of ``runs`` fresh runs on one side, [runs, queries], and collect the events they incurred.
+    """Draw the outcomes of ``runs`` fresh runs on one side, [runs, queries], and collect the incurred events.
 
-    If the answers to different queries are independent given the votes, all runs are rows of one call.
+    If the answers to different queries are independent given the votes, one call makes all runs.
     """
     noise, queries = DryRunNoise(mechanism.noise), pair.num_queries
     context = MechanismContext(num_queries=queries, student_QC=pair.student_QC)
@@ -259,19 +254,19 @@ def _draw_outcomes(
 
 
 def _encode(answers: Answers, queries: int, is_count_added: bool) -> Outcomes:
-    """Encode everything that a release shows as one integer per query.
+    """Encode the complete answer to each query as one integer.
 
-    If the neighbor has one count more, only the class of that count is encoded.
+    If the neighbor has one additional count, only the count of this class is encoded.
     """
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()
         label_Q = label_Q + _hash_rows(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
-    if answers.noisy_counts is not None:  # a moved vote goes from the first class to the second: their difference tells
+    if answers.noisy_counts is not None:  # one vote moves from the first to the second class
         counts_QC = answers.noisy_counts.counts_QC.cpu().numpy()
         difference_Q = counts_QC[:, 0] - (0 if is_count_added else counts_QC[:, 1])
         label_Q = label_Q + 10 * np.floor(difference_Q / (answers.noisy_counts.sigma / 2)).astype(int)
-    if answers.score_PC is not None:  # logits whose noise is 1; the record is of one of the first two classes
+    if answers.score_PC is not None:  # logits with noise of scale 1; the record has class 0 or 1
         score_QC = answers.score_PC.cpu().double().numpy()
         label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not is_count_added))).astype(int)
     if answers.from_student_Q is not None:
@@ -280,38 +275,37 @@ def _encode(answers: Answers, queries: int, is_count_added: bool) -> Outcomes:
 
 
 def _can_repeat_by_chance(outcomes: Outcomes, runs: int) -> bool:
-    """Whether so many runs can be equal twice by chance, more often than once in 1e9."""
+    """Return whether two series of ``runs`` runs agree by chance with a probability above 1e-9."""
     _, counts = np.unique(outcomes, axis=0, return_counts=True)
     collision = float(((counts / len(outcomes)) ** 2).sum())
     return runs * math.log(collision) > math.log(1e-9)
 
 
 class AuditSetting(NamedTuple):
-    """The number of queries in a run, of runs on each side, and parameters with which the mechanism's noise shows."""
+    """The number of queries and runs, and the parameters of the mechanism, by which an audit finds most faults."""
 
     queries: int = 2
     runs: int = 500_000
     overrides: Mapping[str, Any] = MappingProxyType({})
 
 
-# One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the threshold
-# and the failing test both to the ends of their noise; over many failures it would be lost in noise.
+# With one failure and lambda of about 1, the price of a block is visible in a single block of eight tests. With many
+# failures, the price per block would be too small to detect.
 _SPARSE = {"epsilon": 2.0, "max_failures": 1}
 SETTINGS = {
     "sparse_vector": AuditSetting(queries=8, runs=20_000, overrides=_SPARSE),
     "soft_sparse_vector": AuditSetting(queries=8, runs=20_000, overrides={**_SPARSE, "bins": 4}),
     "single_stable": AuditSetting(overrides={"epsilon": 1.0, "delta": 1e-7}),
-    # Later steps start where noise has led, and there a gradient is shorter.
+    # Later steps start at noisy weights, where gradients are shorter.
     "gradient_descent": AuditSetting(queries=1, runs=20_000, overrides={"steps": 1}),
 }
-"""Settings of the mechanisms whose audit is not the default one, by name."""
+"""Name of a mechanism -> its audit setting, if it is not the default."""
 
 
 def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, AuditSetting]:
-    """Load a mechanism by name, with values for an audit in place of those of a data set.
+    """Load a mechanism by name, with parameters for an audit instead of those of a data set.
 
-    Raises:
-        ValueError: There is no such mechanism, or a value does not fit it.
+    Raises ValueError if the mechanism does not exist or a parameter is invalid.
     """
     from hydra.utils import get_class
 
@@ -322,7 +316,9 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
     noise = mechanism_overrides.pop("noise", "torch")
     for key in mechanism_overrides:
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
-    adjacency = {"adjacency": "add_remove"} if "adjacency" in defaults else {}  # the YAML's needs a run's partition
+    adjacency = (
+        {"adjacency": "add_remove"} if "adjacency" in defaults else {}
+    )  # the default refers to the partition of a run
     config = {
         "mechanism": OmegaConf.merge(defaults, adjacency, dict(setting.overrides), mechanism_overrides),
         "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
@@ -335,7 +331,7 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
 
 
 def check_plan(mechanism: Mechanism, pair: NeighborPair) -> None:
-    """Raise ValueError where a mechanism for votes refuses so many queries, teachers and classes."""
+    """Raise ValueError if a mechanism for votes refuses the pair's number of queries, teachers or classes."""
     if isinstance(mechanism, VoteMechanism) and isinstance(pair.left, Votes | SoftVotes):
         num_teachers, num_classes = pair.left.num_teachers, pair.left.num_classes
         mechanism.check(num_queries=pair.num_queries, num_teachers=num_teachers, num_classes=num_classes)
@@ -344,19 +340,21 @@ def check_plan(mechanism: Mechanism, pair: NeighborPair) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="pate audit", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("settings", nargs="+", metavar="key=value", help="mechanism=<name>, then any of its keys")
+    parser.add_argument("settings", nargs="+", metavar="key=value", help="mechanism=<name>, and keys of this mechanism")
     parser.add_argument("--runs", type=int, help="runs on each side of each pair")
     parser.add_argument("--queries", type=int, help="queries in each run")
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, help="also write that object to this file, as owner.yaml names it")
+    parser.add_argument("--output", type=Path, help="also write the JSON object to this file, for owner.yaml")
     args = parser.parse_intermixed_args(arguments)
     try:
         names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
         other_settings = [s for s in args.settings if not s.startswith("mechanism=")]
         if len(names) != 1 or not all("=" in s for s in other_settings):
-            raise ValueError("give mechanism=<name> once, then key=value settings")
+            raise ValueError(
+                f"settings={' '.join(args.settings)!r}: must be mechanism=<name> once, and key=value settings"
+            )
         mechanism, setting = load_mechanism(names[0], other_settings, checks.delta("delta", args.delta))
         queries = checks.integer("queries", args.queries or setting.queries, low=1)
         pairs = mechanism.worst_case_neighbors(queries)
@@ -385,11 +383,11 @@ def format_result(result: AuditResult, mechanism: Mechanism) -> str:
         f"{mechanism}",
         f"{result.queries} queries a run, {result.runs} runs on each side of each pair, delta {result.delta:g}",
         f"claimed epsilon  {result.claimed:.4f}",
-        f"proven epsilon   {result.proven:.4f}  (at {result.confidence:.0%} over everything tried)",
+        f"proven epsilon   {result.proven:.4f}  (confidence {result.confidence:.0%}, over all tested sets)",
     ]
     if result.proven > 0:
         rates = f"{evidence.p:.4g} against {evidence.q:.4g}"
         lines.append(f"strongest on     {evidence.pair}, {evidence.direction} side: {rates}")
     lines += [f"FAULT: {fault}" for fault in result.faults]
-    lines.append("no fault found" if result.is_sound else "REFUTED: the executed mechanism is not the one priced")
+    lines.append("no fault found" if result.is_sound else "REFUTED: the executed mechanism violates its claim")
     return "\n".join(lines)

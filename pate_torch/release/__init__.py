@@ -1,1 +1,1 @@
-"""Reports: what may be published of a run, and what its owner alone may see."""
+"""Releases on disk: files, reports, the privacy statement, and the owner's attack on a released student."""

@@ -1,8 +1,8 @@
-"""Builds the public report of a finished run from the evaluation labels, the ledger and the release itself.
+"""Builds the public report of a finished run from the release, the ledger and the evaluation labels.
 
-The epsilon of the guarantee is composed from the events that were *reserved* for everything in the release folder
-(labels, the choice of a student, a published price), which no vote can change. The account's total is composed from all
-events that were ever reserved. The epsilon that was spent is reported beside both, as ex post.
+The epsilon of the guarantee is composed from the events that were *reserved* for all files of the release folder
+(labels, the choice of a student, a published price). Reserved events do not depend on any vote. The account's total is
+composed from all events that were ever reserved. The epsilon that was actually spent is reported as ex post.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pate_torch.students.base import Student
 from pate_torch.teachers.store import TeacherStore
 
 NUM_EXAMPLES = 12
-MAX_CONFUSION_CLASSES = 1024  # classes whose confusions are counted: a table of a million numbers
+MAX_CONFUSION_CLASSES = 1024  # the confusion matrix of so many classes has a million entries
 
 
 def build_report(
@@ -60,26 +60,16 @@ def build_report(
     baselines: tuple[Accuracy, ...] = (),
     includes_encoder: bool = False,
 ) -> ReleaseReport:
-    """Build the report of a finished run: everything about it that may be published.
+    """Build the report of a finished run, which holds every fact that may be published.
 
-    Args:
-        data: The data of the run.
-        written: The release, labels or a model, with its record. The record has ``pool_sha256`` and ``declared_size``
-            if public points and a declared number of records were used.
-        reservation_ids: The reservations that this run made; that of labels from an earlier run is not among them.
-        ledger: The ledger that holds the account.
-        student: The student, or the model; None if only labels were released.
-        student_name: The kind of the student, as the configuration calls it; empty if there is none.
-        seconds: The time of every stage.
-        owner: The statements of the owner of the data.
-        chosen_by: How this release was chosen among several settings; None if it is not stated.
-        baselines: Accuracies to compare with.
-        includes_encoder: Whether the files of the data's encoder lie in the release folder.
+    ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
+    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time.
     """
     release, record = written.release if isinstance(written.release, Release) else None, written.record
     claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
     description = None if release is None else release_store.load_method_description(record)
-    # A published time depends on public sizes alone. A method with a first stage prepares its records within "labels".
+    # A time is published only if it depends on public sizes alone. If a method has a first stage, the time of the stage
+    # "labels" includes the preparation of private records.
     is_public_stage = {
         "labels": description is not None and description.public_time and "first_answers_sha256" not in record,
         "student": release is not None and not claim.has_part(PURPOSE_STUDENT_CHOICE),
@@ -111,7 +101,7 @@ def build_report(
 def _describe_release(
     record: Mapping[str, Any], data: Dataset, release: Release | None, method: MethodDescription | None
 ) -> dict[str, Any]:
-    """The fields of a ReleaseRecord on the data, the mechanism, the questions and their answers."""
+    """Collect the fields of a ReleaseRecord on the data, the mechanism, the questions and their answers."""
     spec = data.spec
     declared_size = record.get("declared_size", spec.nominal_size if method is not None and method.uses_size else None)
     scalar = bool | int | float | str | None
@@ -138,7 +128,7 @@ def _describe_release(
 
 
 def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -> Iterator[PublicAsset]:
-    """The public data that the release was made with: public points, the frozen encoder, what the record names."""
+    """List the public data of the release: public points, the frozen encoder, and the assets in the record."""
     if "pool_sha256" in record:
         facts = {"name": f"public points of {spec.name}", **owner.pool, "sha256": record["pool_sha256"]}
         yield PublicAsset(role="public points", **facts)
@@ -149,14 +139,14 @@ def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -
         try:
             yield PublicAsset(**facts)
         except (TypeError, ValueError) as error:
-            raise checks.error("release.json", facts, f"was edited: assets cannot be read ({error})") from error
+            raise checks.error("release.json", facts, f"was edited, because assets cannot be read ({error})") from error
 
 
 def compute_student_metrics(data: Dataset, student: Student | None) -> dict[str, Any]:
-    """Compute the student's figures on the test set; they may be published if ``data.evaluation`` is public.
+    """Compute the student's metrics on the test set. They may be published only if ``data.evaluation`` is public.
 
     Returns:
-        ``student_accuracy``, ``student_size`` and ``confusion``; None and () if there is no student or no test set.
+        ``student_accuracy`` and ``student_size`` (None if there is no student or no test set), and ``confusion``.
     """
     truth_Q = data.evaluation.y
     if student is None or not len(truth_Q):
@@ -170,14 +160,14 @@ def compute_student_metrics(data: Dataset, student: Student | None) -> dict[str,
 
 
 def compute_accuracy(prediction: Tensor, truth_Q: Tensor) -> float:
-    """The accuracy of the predictions of one model, [Q], or of many models, [K, Q]. ValueError for no points."""
+    """Compute the accuracy of predictions [Q], or the mean accuracy of [K, Q]. Raises ValueError if Q = 0."""
     if not len(truth_Q):
-        raise ValueError("nothing to measure an accuracy on")
+        raise ValueError("cannot compute an accuracy of no points")
     return float((prediction == truth_Q).double().mean())
 
 
 def compute_confusion(truth_Q: Tensor, prediction_Q: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
-    """Count the test points [truth, predicted]; empty for more than MAX_CONFUSION_CLASSES classes."""
+    """Count the test points by [truth, predicted]; empty for more than MAX_CONFUSION_CLASSES classes."""
     if num_classes > MAX_CONFUSION_CLASSES:
         return ()
     counts = torch.bincount(truth_Q * num_classes + prediction_Q, minlength=num_classes**2)
@@ -191,14 +181,10 @@ def compute_claim(
     release: Release | None = None,
     reservation_ids: Sequence[str] = (),
 ) -> AccountClaim:
-    """Compute the guarantee that may be claimed of a release folder, and the state of its account.
+    """Compute the guarantee that may be claimed for a release folder, and the state of the account ``name``.
 
-    Args:
-        ledger: The ledger that holds the account.
-        name: The name of the account.
-        terms: A mapping with ``delta``, ``adjacency`` and ``unit``.
-        release: The labels in the folder; None if there are none.
-        reservation_ids: The reservations that the reporting run made for the files in the folder.
+    ``terms`` has the keys ``delta``, ``adjacency`` and ``unit``. ``release`` is None if the folder has no labels.
+    ``reservation_ids`` lists the reservations that the reporting run made for the files in the folder.
     """
     own_ids = [*reservation_ids] if release is None else [release.id, *reservation_ids]
     account, claim = ledger.get_account(name), ledger.make_claim(name, own_ids)
@@ -225,7 +211,6 @@ def compute_claim(
 
 
 def _make_part(account: Account, identity: str, charge: Charge, is_current: bool) -> ChargedRelease:
-    """Describe one reservation with its purpose and the guarantee of it alone."""
     guarantee = None
     if not charge.insecure:
         guarantee = account.compute_guarantee(charge.reserved_events, cap_holds=account.is_private)
@@ -242,7 +227,7 @@ def _make_part(account: Account, identity: str, charge: Charge, is_current: bool
 
 
 def _compute_label_metrics(data: Dataset, release: Release | None) -> dict[str, Any]:
-    """Compute ``label_accuracy`` and ``label_size`` on the public labels of the pool; None if there are none."""
+    """Compute ``label_accuracy`` and ``label_size`` on the public labels of the pool; None without public labels."""
     pool_y = data.evaluation.pool_y
     if release is None or pool_y is None or not bool(release.answered_Q.any()):
         return {"label_accuracy": None, "label_size": None}
@@ -251,7 +236,7 @@ def _compute_label_metrics(data: Dataset, release: Release | None) -> dict[str, 
 
 
 def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
-    """The price of the first q questions, q = 1..Q; empty if questions cost unequally."""
+    """Compute the price of the first q questions, q = 1..Q; empty if the questions have different prices."""
     num_queries = len(release.query_Q)
     if not num_queries or len(release.events) != 1 or release.events[0].count % num_queries:
         return ()
@@ -261,7 +246,7 @@ def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
 
 
 def select_examples(data: Dataset, release: Release) -> tuple[Example, ...]:
-    """Select a few answered public images with the label released for them; none if the points are no images."""
+    """Select NUM_EXAMPLES answered public images with their released labels; empty if the points are not images."""
     if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
         return ()
     query_E, label_E = (values_Q[release.answered_Q][:NUM_EXAMPLES] for values_Q in (release.query_Q, release.label_Q))

@@ -1,15 +1,14 @@
-"""PRIVATE. A membership inference attack against a released student, for the owner of the data.
+"""PRIVATE. A membership inference attack on a released student, for the owner of the data.
 
-The attack reads private records, so its result stays with the owner; no ledger charges it and nothing of it is
-released.
+The attack reads private records, so only the owner may see the result. No ledger is charged, and nothing is released.
 
-The attack calls a record a member if the model's margin on its true label reaches a threshold. Members are records that
-teachers learnt from; the other records come from the same source and reached no teacher. Half of each side chooses the
-threshold by which the other half is judged, and the other way round, so that a model that does not know its records has
-an advantage of zero on average. The result is a *lower* bound by one attack: a better attack may find more, and finding
-nothing proves nothing. The guarantee, which is shown beside it, bounds every attack.
+The attack calls a record a member if the model's margin of the true label reaches a threshold. Members are records that
+teachers were trained on; nonmembers come from the same source and were not used for training. The threshold for each
+half of the records is chosen on the other half, so the advantage is zero on average for a model that is independent of
+its training records. The result is a *lower* bound from one attack: a better attack may find more members, so a small
+advantage proves nothing. The guarantee, which is shown with the result, bounds every attack.
 
-Source: Yeom et al. 2018 (arXiv 1709.01604), the attack; Carlini et al. 2022 (arXiv 2112.03570), its scale.
+Source: Yeom et al. 2018 (arXiv 1709.01604) for the attack; Carlini et al. 2022 (arXiv 2112.03570) for the margin.
 """
 
 from __future__ import annotations
@@ -33,14 +32,12 @@ from pate_torch.release.report import Share, format_percent
 
 Scores = NDArray[np.float64]
 Z95 = 1.959963984540054  # the normal quantile of 97.5 %
-
-MIN_RECORDS = 20
-"""Smallest number of records of each side for which the attack is run."""
+MIN_RECORDS = 20  # smallest number of members, and of nonmembers, for an attack
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MembershipRecords:
-    """PRIVATE. Members and other records, x and y as in PrivateRecords. No record is on both sides."""
+    """PRIVATE. Members and nonmembers, with x and y as in PrivateRecords. No record is both."""
 
     member_x: Tensor
     member_y: Tensor
@@ -53,13 +50,13 @@ class MembershipRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """PRIVATE. The result of one attack on one model, with 95 % intervals over the records.
+    """PRIVATE. The result of an attack on one model, with 95 % intervals over the records.
 
     Attributes:
         members: Number of members.
-        others: Number of other records.
-        advantage: Share of members called members, less that of the other records; 0 by chance.
-        auc: Probability that the margin of a member is above that of another record; 1/2 by chance.
+        others: Number of nonmembers.
+        advantage: Share of members that are called members, minus this share of nonmembers; 0 by chance.
+        auc: Probability that the margin of a member exceeds the margin of a nonmember; 1/2 by chance.
     """
 
     members: int
@@ -70,7 +67,7 @@ class AttackResult:
     auc_interval: tuple[float, float]
 
     def __str__(self) -> str:
-        """Return 'advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)'; an advantage below 0 is no signal."""
+        """Format as 'advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)'; at most 0 is called no signal."""
         low, high = self.advantage_interval
         auc_low, auc_high = self.auc_interval
         advantage = f"advantage {format_percent(self.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
@@ -80,18 +77,18 @@ class AttackResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipResult:
-    """PRIVATE. The attack on the released student and, for contrast, on a model without privacy.
+    """PRIVATE. The attacks on the released student and on a model without privacy.
 
-    The two bounds are averages over the noise, and over a coin for each record that decides its side; they are None if
-    no guarantee holds.
+    Both bounds hold on average over the noise and over a random choice of the members. They are None if no guarantee
+    holds.
 
     Attributes:
         student: Attack on the released student.
-        nonprivate: Attack on the model without privacy; None if there is none.
-        bound: Bound on the student's advantage under any attack, by its epsilon and delta alone.
-        bound_by_plan: Bound by all of its privacy events; at most ``bound``.
-        held_out: Whether the other records were kept from the teachers for this test. Otherwise they are the test set,
-            which may differ from the private records for other reasons.
+        nonprivate: Attack on the model without privacy; None if no such model was trained.
+        bound: Bound on the advantage of any attack on the student, from epsilon and delta.
+        bound_by_plan: Bound on the same advantage, from all privacy events; at most ``bound``.
+        held_out: True if the nonmembers were held out from the private records. False if they are the test set, which
+            may have a different distribution.
     """
 
     student: AttackResult
@@ -101,12 +98,12 @@ class MembershipResult:
     held_out: bool
 
     def format_lines(self) -> dict[str, str]:
-        """Format the student's figures with the bound on any attack, and the figures without privacy: name -> value."""
+        """Format the student's result with the bound, and the result without privacy: name -> value."""
         text = str(self.student)
         if self.bound_by_plan is not None:
             text += f"; any attack's advantage is at most {format_percent(self.bound_by_plan)} by the guarantee"
-            if self.student.advantage_interval[0] > self.bound_by_plan:  # the whole interval lies above it
-                text += ". ABOVE ITS BOUND: a fault, or the records differ from the others"
+            if self.student.advantage_interval[0] > self.bound_by_plan:  # the whole interval is above the bound
+                text += ". ABOVE ITS BOUND: a fault, or members and nonmembers have different distributions"
         lines = {"Attack on the student": text}
         return lines if self.nonprivate is None else lines | {"  and without privacy": str(self.nonprivate)}
 
@@ -116,9 +113,9 @@ class MembershipTest:
     """The settings of the owner's membership test.
 
     Attributes:
-        records: Largest number of records of each side.
-        held_out: Share of the private units that are kept from the teachers, to be the other side. With 0 the other
-            side is the test set, which costs the teachers no records but may come from another source.
+        records: Largest number of members, and of nonmembers.
+        held_out: Share of the private units that are held out as nonmembers. If 0, the test set is used, which takes
+            no records from the teachers but may have a different distribution.
     """
 
     name: str = "standard"
@@ -130,19 +127,24 @@ class MembershipTest:
         checks.between("membership.held_out", self.held_out, 0, 0.9)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords | None]:
-        """Split the data into (data without the records held out, those records; None if the test set is used)."""
+        """Split off the held-out records, or None if the test set is used: (remaining data, held-out records)."""
         if self.held_out == 0:
             return data, None
         if data.private.unit == LABEL_UNIT:
             fix = "Set membership.held_out=0."
-            raise checks.error("membership.held_out", self.held_out, "has no members to find: features are public", fix)
+            raise checks.error(
+                "membership.held_out",
+                self.held_out,
+                "must be 0, because all features are public",
+                fix,
+            )
         training, holdout = hold_out(data.private, self.held_out, adjacency, seed, "membership")
         return replace(data, private=training), holdout
 
     def select_records(
         self, data: Dataset, shards: Shards, holdout: PrivateRecords | None, seed: int
     ) -> MembershipRecords | None:
-        """Select members from the shards, one record of each unit; None if a side has too few records."""
+        """Select members from the shards, one record of each unit, and nonmembers; None if there are too few."""
         if data.private.unit == LABEL_UNIT:
             return None
         private, used_index = data.private, shards.index_KS[shards.mask_KS].numpy()
@@ -170,15 +172,16 @@ def _hash_records(x: Tensor, y: Tensor) -> Iterator[bytes]:
 
 
 def attack(logits: Callable[[Tensor], Tensor], sides: MembershipRecords, seed: int = 0) -> AttackResult:
-    """PRIVATE. Attack a model (points [B, ...] to logits [B, C]); ``seed`` decides the halves of the records."""
+    """PRIVATE. Attack a model that maps points [B, ...] to logits [B, C]. ``seed`` splits the records into halves."""
     members = compute_margins(logits(sides.member_x), sides.member_y)
     return compare_scores(members, compute_margins(logits(sides.nonmember_x), sides.nonmember_y), seed)
 
 
 def compute_margins(logits_BC: Tensor, y: Tensor) -> Scores:
-    """Compute the margins of the true labels, ln(p / (1 - p)), float64 [B], which fall as the loss -ln p grows.
+    """Compute the margins of the true labels, ln(p / (1 - p)), float64 [B].
 
-    They are computed from the logits, as z_y less the ln of the sum of e^z over the other classes: p rounds to 1.
+    The margin is the logit of the true class minus the log-sum-exp of the other logits. The formula with p would lose
+    all precision where p rounds to 1.
     """
     logits_BC, true_B1 = logits_BC.cpu().double(), y.cpu()[:, None]
     rest_B = logits_BC.scatter(1, true_B1, -torch.inf).logsumexp(1)
@@ -186,10 +189,10 @@ def compute_margins(logits_BC: Tensor, y: Tensor) -> Scores:
 
 
 def compare_scores(member_M: Scores, nonmember_O: Scores, seed: int = 0) -> AttackResult:
-    """Measure how well scores separate members, whose scores should be larger. Each side needs two scores."""
+    """Measure how well scores separate members [M] from nonmembers [O]; members should score higher. M, O >= 2."""
     stream = make_numpy_generator(seed, "membership", "halves")
     halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, nonmember_O)]
-    counts = np.zeros(2)  # of members called members, and of other records called members
+    counts = np.zeros(2)  # members called members, and nonmembers called members
     for judged, chosen in ((0, 1), (1, 0)):
         threshold = find_threshold(halves[0][chosen], halves[1][chosen])
         counts += [(side[judged] >= threshold).sum() for side in halves]
@@ -208,11 +211,11 @@ def compare_scores(member_M: Scores, nonmember_O: Scores, seed: int = 0) -> Atta
 
 
 def find_threshold(member_M: Scores, nonmember_O: Scores) -> float:
-    """Find the threshold t of the test "score >= t" with the largest advantage; infinite if no test has any."""
+    """Find the threshold t of the test "score >= t" with the largest advantage; infinite if none exceeds 0."""
     values = np.unique(np.concatenate([member_M, nonmember_O])) / 2
-    thresholds = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbors: a gap is cut in its middle
+    thresholds = np.append(values[1:] + values[:-1], np.inf)  # the middle of each gap
     rates = [1 - np.searchsorted(np.sort(side), thresholds) / len(side) for side in (member_M, nonmember_O)]
-    highest_best = np.argmax((rates[0] - rates[1])[::-1])  # the highest of equals has the fewest false alarms
+    highest_best = np.argmax((rates[0] - rates[1])[::-1])  # the highest best threshold
     return float(thresholds[::-1][highest_best])
 
 
@@ -220,7 +223,7 @@ def find_threshold(member_M: Scores, nonmember_O: Scores) -> float:
 
 
 def compute_difference_interval(first: Share, second: Share) -> tuple[float, float]:
-    """Compute the 95 % interval for the difference of two shares of independent samples, from their own intervals.
+    """Compute the 95 % interval for the difference of two shares of independent samples.
 
     Source: Newcombe 1998, *Interval estimation for the difference between independent proportions*, method 10.
     """
@@ -235,7 +238,7 @@ def compute_difference_interval(first: Share, second: Share) -> tuple[float, flo
 def compute_auc_interval(auc: float, first_size: int, second_size: int) -> tuple[float, float]:
     """Compute the 95 % interval for the area under a ROC curve: all areas a with (auc - a)^2 <= z^2 variance(a).
 
-    The variance is that of Hanley & McNeil 1982 with the weights of equal sizes; it is exact at a = 1/2.
+    The variance is from Hanley & McNeil 1982 for two samples of the mean size; it is exact at a = 1/2.
 
     Source: Newcombe 2006, *Confidence intervals for an effect size measure based on the Mann-Whitney statistic*, part
     2, method 5.
@@ -246,7 +249,7 @@ def compute_auc_interval(auc: float, first_size: int, second_size: int) -> tuple
         pairs = a * (1 - a) * (1 + mean_size_minus_1 * ((1 - a) / (2 - a) + a / (1 + a)))
         return (auc - a) ** 2 - Z95**2 * pairs / (first_size * second_size)
 
-    margin = 1e-12  # an area of 0 or 1 is its own root: the other end of the interval is looked for
+    margin = 1e-12  # excludes the root a = auc if auc is 0 or 1
     return (
         0.0 if auc == 0 else float(brentq(compute_excess, 0.0, auc - margin)),
         1.0 if auc == 1 else float(brentq(compute_excess, auc + margin, 1.0)),

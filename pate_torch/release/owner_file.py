@@ -1,7 +1,7 @@
 """The statements that only the owner of the data can make, read from ``owner.yaml`` beside the ledger.
 
-The file has one entry for each account. Every release of the account publishes its entry as it stands, and lists what
-the entry leaves out as missing.
+The file has one entry for each account. Every release of the account publishes this entry unchanged, and lists the keys
+that the entry does not have as missing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ AUDIT_KEYS = (
     *("mechanism", "audited", "version", "claimed", "proven", "delta", "confidence", "runs", "queries", "faults"),
     "sound",
 )
-"""The keys of an audit's result that the statement quotes."""
+"""The keys of an audit's result that the statement shows."""
 
 TUNING_METHODS = {
     "public": "on public data, or a public stand-in",
     "charged": "by private records, and charged to the account",
-    "none": "fixed before anybody looked at anything",
+    "none": "fixed before anybody saw a result",
 }
-"""How the parameters of a release may have been chosen -> in words."""
+"""Way in which the parameters of a release were chosen -> description."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerFacts:
-    """What the owner states about the data, in the owner's words. A field is None if it is not stated.
+    """The statements of the owner about the data. A field is None if the owner does not state it.
 
     Attributes:
         contact: Person or office that answers questions.
@@ -45,9 +45,9 @@ class OwnerFacts:
         access: Who can reach the records, and how they are secured.
         retention: How long records, teachers and votes are kept.
         period: Time for which the account's cap holds.
-        renewal: What happens to the cap after that time.
-        tuning: How the parameters were chosen, a key of ``TUNING_METHODS``.
-        pool: Name, licence and source of the public points.
+        renewal: Treatment of the cap after the period.
+        tuning: Way in which the parameters were chosen, a key of ``TUNING_METHODS``.
+        pool: Name, license (key ``licence``) and source of the public points.
         audit: Result of an audit of the mechanism, as ``pate audit --output`` writes it.
     """
 
@@ -76,10 +76,10 @@ class OwnerFacts:
 
 
 def read(root: Path, account: str) -> OwnerFacts:
-    """Read what the file under ``root`` states about an account; nothing is stated if there is no file or no entry.
+    """Read the entry of an account in the file under ``root``; empty facts if there is no file or no entry.
 
     Raises:
-        ValueError: The file cannot be read, or has an unknown key or an impossible value.
+        ValueError: The file cannot be read, or has an unknown key or an invalid value.
     """
     file = root / OWNER_FILE
     if not file.exists():
@@ -98,14 +98,13 @@ def read(root: Path, account: str) -> OwnerFacts:
 
 
 def _to_plain_text(value: Any) -> Any:
-    """Turn the dates and numbers that YAML reads (2026-11-23, 2026) back into the text that was written."""
+    """Convert dates and numbers that YAML has parsed, such as 2026-11-23 or 2026, back to text."""
     if isinstance(value, Mapping):
         return {str(key): _to_plain_text(item) for key, item in value.items()}
     return str(value) if isinstance(value, datetime.date | int | float) and not isinstance(value, bool) else value
 
 
 def _load_audit(root: Path, name: Any) -> dict[str, Any]:
-    """Read the result of an audit from the file of this name; None names none."""
     if name is None:
         return {}
     file = root / checks.nonempty_string("audit", name)

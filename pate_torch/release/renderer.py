@@ -1,7 +1,6 @@
-"""Renders a report: the files that describe a release, and the closing table on the terminal.
+"""Renders a report as JSON files, a page, a model card, and the closing table on the terminal.
 
-The files are JSON, a page and a model card. Their templates contain the facts of ``report`` and the sentences of
-``statement``; every inserted value is escaped.
+The templates insert the facts of ``report`` and the sentences of ``statement``. Every inserted value is escaped.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from pate_torch.release.report import (
     format_percent,
 )
 
-_PACKAGE_VERSION = version("pate-torch")  # asked for at import: no run is charged where it is not known
+_PACKAGE_VERSION = version("pate-torch")  # read at import, so that an error comes before any charge
 SUMMARY_SCHEMA = 1
 STATEMENT_SCHEMA = 1
 CHECKSUM_FILE = "SHA256SUMS"
-MAX_POINTS = 300  # points of a curve; more cannot be told apart on a page
-MAX_CLASSES = 24  # classes of a confusion matrix, or of a list, that can be read
+MAX_POINTS = 300  # largest number of points of a curve
+MAX_CLASSES = 24  # largest number of classes in a confusion matrix or a list
 WIDTH = 80  # columns of the closing table
 PRIVATE_NOTE = "private, for the owner"
 
@@ -63,12 +62,12 @@ OWNER_KEYS = ("contact", "collection", "consent", "access", "retention", "period
 
 
 def write_release(folder: Path, report: ReleaseReport) -> None:
-    """Write all files of the release folder but the answers and the student."""
+    """Write all files of the release folder except answers and student."""
     contents = {
         "privacy.json": to_strict_json(build_statement(report)),
         "report.html": render_page(report),
         "README.md": render_model_card(report),
-        "summary.json": to_strict_json(build_summary(report)),  # last: it says that a run has finished here
+        "summary.json": to_strict_json(build_summary(report)),  # last, because this file marks a finished run
     }
     digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in contents.items()}
     for file in folder.rglob("*"):
@@ -81,24 +80,21 @@ def write_release(folder: Path, report: ReleaseReport) -> None:
 
 
 def to_strict_json(content: Mapping[str, Any]) -> str:
-    """Format JSON that every reader accepts. Raises ValueError for NaN or infinity."""
+    """Format JSON without NaN and infinity, which raise ValueError."""
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def build_summary(report: ReleaseReport) -> dict[str, Any]:
-    """Build the content of summary.json, unrounded. Every epsilon of a run that is not private is null."""
+    """Build the content of summary.json, unrounded. If the run is not private, every epsilon is None."""
     facts = {**vars(report.record), **vars(report.claim), **vars(report.evaluation)}
     summary = {key: facts[key] for key in SUMMARY_KEYS}
     return {"schema_version": SUMMARY_SCHEMA, **summary, "seconds": dict(report.record.seconds)}
 
 
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
-    """Build the content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
+    """Build the content of privacy.json, the machine-readable statement; its schema is ``privacy.schema.json``."""
     record, claim = report.record, report.claim
-    owner_statements, is_student_chosen = (
-        statement.list_owner_statements(report),
-        claim.has_part(PURPOSE_STUDENT_CHOICE),
-    )
+    owner_statements = statement.list_owner_statements(report)
     content = {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
@@ -108,7 +104,10 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
         "other_releases": [_part_to_dict(other) for other in claim.other_releases],
         "utility": _build_utility(report),
         "trust": {"model": "central", "in_words": statement.format_sentence("trust", report)},
-        "tuning": {"parameters": record.owner.tuning, "student": "charged" if is_student_chosen else "none"},
+        "tuning": {
+            "parameters": record.owner.tuning,
+            "student": "charged" if claim.has_part(PURPOSE_STUDENT_CHOICE) else "none",
+        },
         "declared_values": dict(record.provenance),
         "chosen_by": record.chosen_by,
         "public_assets": [asdict(asset) for asset in record.assets],
@@ -128,7 +127,6 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
 
 
 def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
-    """The parts of the statement on the guarantee, the mechanism, and the account that paid for it."""
     record, claim = report.record, report.claim
     return {
         "guarantee": {
@@ -172,7 +170,7 @@ def _part_to_dict(part: ChargedRelease) -> dict[str, Any]:
 
 
 def _build_utility(report: ReleaseReport) -> dict[str, Any]:
-    """The part of the statement on the measured accuracies with their intervals; None if one was not measured."""
+    """Build the key of the statement on accuracies and intervals; an accuracy is None if it was not measured."""
 
     def to_dict(share: Share | None) -> dict[str, Any] | None:
         if share is None:
@@ -195,20 +193,19 @@ def _build_utility(report: ReleaseReport) -> dict[str, Any]:
 
 
 def render_page(report: ReleaseReport) -> str:
-    """Render report.html, a page that needs neither a network nor a script."""
+    """Render report.html, a page that needs neither network nor scripts."""
     template = _make_page_environment(is_markdown=False).get_template("report.html.jinja")
     return template.render(report=report, **vars(report)).replace(" %", "\u00a0%")
 
 
 def render_model_card(report: ReleaseReport) -> str:
-    """Render README.md, the model card with the same facts."""
+    """Render README.md, the model card."""
     template = _make_page_environment(is_markdown=True).get_template("model_card.md.jinja")
     return re.sub(r"\n{3,}", "\n\n", template.render(report=report, **vars(report)))
 
 
 @functools.cache
 def _make_page_environment(*, is_markdown: bool) -> Environment:
-    """The environment of the templates, with the functions that they may call."""
     options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
     environment = statement.make_environment(autoescape=True, **options)
     environment.filters |= {"percent": format_percent}
@@ -233,7 +230,7 @@ def _make_page_environment(*, is_markdown: bool) -> Environment:
 
 
 def escape_markdown(value: object) -> Markup:
-    """Escape text for Markdown, so that a name makes neither HTML nor tables nor emphasis."""
+    """Escape text for Markdown, so that it cannot become HTML, a table or emphasis."""
     if isinstance(value, Markup):
         return value
     text = escape_control_chars(" ".join(str(value).split()))
@@ -246,17 +243,17 @@ def escape_markdown(value: object) -> Markup:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis from low to high, on which a place is given in percent of its length."""
+    """An axis from ``low`` to ``high`` on which positions are given in percent of its length."""
 
     low: float
     high: float
 
     def to_percent(self, value: float) -> float:
-        """The place of a value, in percent from the lower end."""
+        """Compute the position of a value, in percent from the lower end."""
         return round(100 * (value - self.low) / (self.high - self.low), 3)
 
     def make_ticks(self, max_ticks: int = 5) -> list[float]:
-        """Round values on the axis, at most ``max_ticks`` + 1 of them."""
+        """Choose round values on the axis, at most ``max_ticks`` + 1 of them."""
         raw_step = (self.high - self.low) / max_ticks
         size = 10.0 ** math.floor(math.log10(raw_step))
         step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw_step * (1 - 1e-9))
@@ -265,19 +262,19 @@ class Scale:
 
 
 def make_share_scale(rows: Sequence[Accuracy]) -> Scale:
-    """Make the axis of accuracies with their intervals: it ends at 1, and begins at a tenth below all of them."""
+    """Make the axis of accuracies, from a multiple of 0.1 below all intervals to 1."""
     min_share = min((row.share.interval or (row.share.value,))[0] for row in rows)
     return Scale(max(0.0, math.floor((min_share - 0.01) * 10) / 10), 1.0)
 
 
 def thin_points(values: Sequence[float], max_points: int) -> list[tuple[int, float]]:
-    """Select at most ``max_points`` of the values, first and last among them, numbered from 1."""
+    """Select at most ``max_points`` values, including the first and the last: (number from 1, value)."""
     index = np.unique(np.linspace(0, len(values) - 1, min(max_points, len(values))).round().astype(int)).tolist()
     return [(i + 1, values[i]) for i in index]
 
 
 def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
-    """Make the curve of this release's price, with the guarantee and the cap as levels: name, style, points."""
+    """Make the curve of this release's price, and the levels of guarantee and cap: name, style, points."""
     curve = claim.epsilon_curve
     curves = [{"name": "this release", "style": "a", "points": thin_points(curve, MAX_POINTS)}]
     if claim.epsilon is not None and claim.epsilon > 1.001 * curve[-1]:
@@ -290,13 +287,13 @@ def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
 
 
 def is_cap_far(claim: AccountClaim) -> bool:
-    """Whether the cap is so far above the curve that it would flatten it."""
+    """Return whether the cap is so high that the curve would look flat beside it."""
     highest = max(*claim.epsilon_curve, claim.epsilon or 0.0)
     return claim.budget_epsilon is not None and claim.budget_epsilon > 2.5 * highest
 
 
 def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
-    """Select the accuracies of the classes of the test set, in order; of many classes the MAX_CLASSES worst."""
+    """Select the accuracies of all tested classes in order, or of the MAX_CLASSES worst if there are more."""
     accuracies = [accuracy for accuracy in report.class_accuracies if accuracy]
     if len(accuracies) <= MAX_CLASSES:
         return accuracies
@@ -304,7 +301,7 @@ def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
 
 
 def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[str, str, int]]:
-    """Find the commonest confusions as (truth, prediction, count)."""
+    """Find the most frequent confusions: (truth, prediction, count)."""
     counts, names = np.array(report.evaluation.confusion), report.confusion_names
     np.fill_diagonal(counts, 0)
     order = np.argsort(counts, axis=None, kind="stable")[::-1][:max_pairs]
@@ -322,13 +319,10 @@ def print_summary(
     paths: Mapping[str, Path] | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Print the closing table of a run: at most 80 columns, and plain text in a pipe.
+    """Print the closing table of a run in at most 80 columns, as plain text if ``stream`` is no terminal.
 
-    Args:
-        report: The report of the release.
-        owner: The owner's figures, which are marked private: name -> value.
-        paths: The places of the files: name -> path.
-        stream: The stream to print to; None is the terminal.
+    ``owner`` has the private metrics for the owner (name -> value), and ``paths`` the written files (name -> path). If
+    ``stream`` is None, the table is printed to standard output.
     """
     console = Console(file=stream)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
@@ -339,17 +333,16 @@ def print_summary(
     table = Table(box=lines, show_header=False, width=WIDTH)
     table.add_column(width=22, style="bold")
     table.add_column(ratio=1)
-    # Text, not markup: a name is shown as it stands.
     for name, value in _list_console_rows(report):
-        table.add_row(Text(name), Text(value))
+        table.add_row(Text(name), Text(value))  # Text, because a string would be parsed as markup
     if owner:
         table.add_section()
-        table.add_row(Text("For the owner only"), Text("not in the release folder; not to be published"))
+        table.add_row(Text("For the owner only"), Text("not in the release folder; do not publish"))
         for name, value in owner.items():
             table.add_row(Text(name), Text(f"{value}  ({PRIVATE_NOTE})"), style="dim")
     console.print(table)
     for name, path in (paths or {}).items():
-        console.print(Text(f"  {name:<16}{path}"), soft_wrap=True)  # never folded: a path is there to be copied
+        console.print(Text(f"  {name:<16}{path}"), soft_wrap=True)  # one line, so that a path can be copied
 
 
 def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
@@ -358,7 +351,7 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
     if claim.epsilon is None:
         yield "Privacy", statement.format_headline(report)
     else:
-        yield "What is private", f"{claim.unit_words}, in all that this run released"
+        yield "What is private", f"{claim.unit_words}, in all files of this release"
         yield "Guarantee", f"epsilon = {format_epsilon(claim.epsilon)}, delta = {claim.terms['delta']}"
         yield from ((f"  {name}", value) for name, value in claim.terms.items() if name != "delta")
         guarantee, *other_prices = statement.list_epsilon_lines(report)
@@ -369,7 +362,7 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
                 yield price.name, ". ".join(filter(None, (terms, price.note)))
     yield from statement.list_run_facts(report).items()
     for accuracy in report.accuracies:
-        if accuracy not in report.evaluation.baselines:  # those are among the owner's figures below
+        if accuracy not in report.evaluation.baselines:  # the owner's metrics include the baselines
             yield accuracy.name, f"{accuracy.share} correct: {accuracy.description}"
     if report.majority_warning is not None:
         yield "", report.majority_warning

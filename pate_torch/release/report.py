@@ -1,7 +1,7 @@
-"""The report of a release: three nested records of every fact about a run that may be published.
+"""The report of a release: all facts about a run that may be published, in three records.
 
-A report holds plain values alone: it refuses votes, shards and tensors. What only the owner of the data may see is in
-``owner_metrics.PrivateMetrics``.
+A report holds plain values only and refuses votes, shards and tensors. ``owner_metrics.PrivateMetrics`` holds the facts
+that only the owner of the data may see.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ ROUTES = {
     "zcdp": "zero-concentrated accounting",
     "pure": "pure composition",
     "none": "nothing was released",
-    "delta": "only delta is paid: a failure has at most this probability",
-    "cap": "the account's cap, kept by its filter",
+    "delta": "only delta is charged, as the probability of a failure",
+    "cap": "the account's cap, enforced by its filter",
 }
 
 FILES = {
     "report.html": "This report as one page, to be opened in any browser.",
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
-    "sanitised.json": "The data-dependent price, with noise that was charged to the account.",
+    "sanitised.json": "The data-dependent price with added noise, whose cost was charged to the account.",
     "release.json": "The questions, the method that answered them, and the price.",
-    "labels.csv": "The questions and the released labels; -1 is no answer. Another student can be trained on them with "
-    "the public points, which are identified as release.json says (points), or by their position.",
-    "first_answers.json": "Noisy class counts that a method bought first, paid for by the same reservation.",
-    "cells.csv": "The question in whose cell each public point lies, round by round.",
-    "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
-    "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
+    "labels.csv": "The questions and the released labels; -1 means no answer. Another student can be trained on these "
+    "labels and the public points. If release.json has the key points, it says how to find the points by name.",
+    "first_answers.json": "Noisy class counts of the method's first stage, which the same reservation paid for.",
+    "cells.csv": "The question to whose cell each public point belongs, in each round.",
+    "scores.safetensors": "The logits of every public point in each round, and the linear model of the last round.",
+    "guide.safetensors": "The student of all rounds but the last; the training of the final student starts from it.",
     "student.safetensors": "The student's weights.",
-    "encoder/": "The files of the encoder that computes the student's input: public, with their own license.",
+    "encoder/": "The files of the public encoder that computes the student's input. Their license is the encoder's.",
     "README.md": "The model card.",
-    "SHA256SUMS": "The hash of each other file. sha256sum -c SHA256SUMS checks them; pate verify checks more.",
+    "SHA256SUMS": "The hashes of all other files, for sha256sum -c SHA256SUMS. pate verify also checks the claims.",
 }
 """The files that a release folder may hold: name -> description."""
 
@@ -57,7 +57,7 @@ INPUT_KINDS = {
     "text": "a list of texts",
     "images": "uint8 images [N, channels, height, width]",
 }
-"""The kinds of input of a student (``DataSpec.kind``) -> in words."""
+"""Kind of a student's input (``DataSpec.kind``) -> description."""
 
 
 def format_percent(value: float, digits: int = 1) -> str:
@@ -67,7 +67,7 @@ def format_percent(value: float, digits: int = 1) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A share from 0 to 1 of ``size`` points; the size is None if it is not known."""
+    """A share from 0 to 1 of ``size`` points; ``size`` is None if the number of points is not known."""
 
     value: float
     size: int | None = None
@@ -84,7 +84,7 @@ class Share:
 
     @property
     def interval_words(self) -> str:
-        """The interval in percent, as in '96.1 to 98.3'; empty if there is none."""
+        """The interval in percent, as in '96.1 to 98.3'; empty if there is no interval."""
         return "" if self.interval is None else "{:.1f} to {:.1f}".format(*(100 * end for end in self.interval))
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Accuracy:
     """One measured accuracy.
 
     Attributes:
-        description: Points that the accuracy was measured on, or the model.
+        description: Measured model, or points on which the accuracy was measured.
         is_primary: True for results of this release, False for baselines.
     """
 
@@ -109,12 +109,12 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class ChargedRelease:
-    """One reservation of the account: something released from the private data, in this folder or elsewhere.
+    """One reservation of the account, for a release in this folder or elsewhere.
 
     Attributes:
-        epsilon: Guarantee of this reservation alone at the report's delta and adjacency; None if it has none.
-        accountant: Route that gave epsilon.
-        is_current: Whether the run that reports was charged for it.
+        epsilon: Guarantee of this reservation alone at the report's delta and adjacency; None if no guarantee holds.
+        accountant: Route by which epsilon was computed.
+        is_current: True if the reporting run made this reservation.
         events: Reserved events in the JSON of ``accounting.events``.
     """
 
@@ -133,7 +133,7 @@ class ChargedRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A public point with the label released for it (-1 is no answer).
+    """A public point with its released label (-1 means no answer).
 
     Attributes:
         picture: PNG image of the point, as a data URI.
@@ -147,7 +147,7 @@ class Example:
 
 @dataclass(frozen=True)
 class PublicFacts:
-    """Base class of the records of a report. TypeError for a field that is no plain value; ValueError for NaN."""
+    """Base class of the records of a report. Raises TypeError for a field that is no plain value."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -159,23 +159,23 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleaseRecord(PublicFacts):
-    """Which questions were asked of whom, through which mechanism, and what was released.
+    """The facts on the data, the mechanism, the questions and the released files.
 
     Attributes:
-        sensitivity: Largest change of the opened value by one unit: l1, l2, linf (None: no bound, or no part of the
-            price) and ``per`` what; empty if it is not known.
+        sensitivity: Largest change of the value that noise is added to, by one unit: the norms l1, l2 and linf (None
+            if a norm is unbounded or does not enter the price), ``per`` query, round or step; empty if not known.
         noise: "torch" (floating point) or "discrete".
-        declared_size: Publicly declared number of records; None if the plan used none.
-        public_share: Share of the owner's file that was made public, as the public points.
+        declared_size: Publicly declared number of records; None if the plan used no declared number.
+        public_share: Share of the owner's file that became public points.
         num_teachers: Number K of teachers; 0 if no teachers answered (see ``method``).
         teachers_reusable: True if the trained teachers are stored and can be queried again.
-        method: Description of the method that answered; None if a model was trained on the records themselves.
-        reuses_labels: Whether the labels had been released before.
+        method: Description of the method that answered; None if a model was trained on the private records.
+        reuses_labels: True if the labels are those of an earlier release.
         student: Kind of the student; None if only labels were released.
         input_kind: Kind of the student's input, a key of ``INPUT_KINDS``.
-        encoder: Card of the frozen encoder that made the features; None if points are taken as they are.
-        assets: Public points, encoders and other public data that the release was made with.
-        provenance: Sources of the values that are taken to be public: name -> source.
+        encoder: Card of the frozen encoder that computed the features; None if there is no encoder.
+        assets: Public points, encoders and other public data that the release depends on.
+        provenance: Sources of the values that are assumed to be public: name -> source.
         chosen_by: How the owner chose this release among several settings, one of ``SELECTION_BASES``; None if it is
             not stated.
         seconds: Time of each stage whose time may be published, in seconds.
@@ -212,17 +212,17 @@ class ReleaseRecord(PublicFacts):
 
     @property
     def audit(self) -> Mapping[str, Any]:
-        """The owner's audit if it tested this mechanism; else empty."""
+        """The owner's audit; empty if the owner did not audit this mechanism."""
         return self.owner.audit if self.owner.audit.get("mechanism") == self.mechanism else {}
 
     @property
     def mechanism_words(self) -> str:
-        """The mechanism as in 'gaussian (sigma = 40)', with six digits; privacy.json has all digits."""
+        """The mechanism with its parameters, as in 'gaussian (sigma = 40)', rounded to six digits."""
         values = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
         return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in values.items())})" if values else "")
 
     def get_class_name(self, label: int) -> str:
-        """The name of a class; the label -1 is no answer."""
+        """Return the name of a class; the label -1 means no answer."""
         if label < 0:
             return "no answer"
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -230,22 +230,22 @@ class ReleaseRecord(PublicFacts):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AccountClaim(PublicFacts):
-    """What the account paid for a release, and the guarantee that may be claimed.
+    """The guarantee that may be claimed for a release folder, and the state of its account.
 
-    Every epsilon is at ``delta``. If the noise was not secret, all epsilons are None, whatever is passed.
+    Every epsilon holds at ``delta``. If the noise was not secret, every epsilon is set to None.
 
     Attributes:
-        private: Whether the noise behind everything in the folder was secret.
-        epsilon: Guarantee of everything in the folder, composed from what was reserved for its ``parts``.
-        accountant: Route that gave epsilon.
-        epsilon_ex_post: Epsilon that was spent when the run stopped. It depends on the answers, so it is no guarantee.
+        private: True if all noise behind the files of the folder was secret.
+        epsilon: Guarantee of all files in the folder, composed from the reserved events of ``parts``.
+        accountant: Route by which epsilon was computed.
+        epsilon_ex_post: Epsilon that was spent when the run stopped. It depends on the answers and is no guarantee.
         parts: Reservations that paid for the folder.
-        epsilon_charged: Total of the account, from what all releases reserved; None if one of them used seeded noise.
-        charged_accountant: Route that gave the total; None if there is no total.
-        epsilon_charged_ex_post: Epsilon that all releases spent of the total.
-        budget_epsilon: Cap of the account; None if there is none.
-        other_releases: Reservations of the account that paid for something outside the folder.
-        epsilon_curve: Price of the first q questions, q = 1..Q; empty if questions cost unequally.
+        epsilon_charged: Total of all reservations of the account; None if a release used seeded noise.
+        charged_accountant: Route by which the total was computed; None if there is no total.
+        epsilon_charged_ex_post: Part of the total that all releases spent.
+        budget_epsilon: Cap of the account; None if the account has no cap.
+        other_releases: Reservations of the account that paid for releases outside the folder.
+        epsilon_curve: Price of the first q questions, q = 1..Q; empty if the questions have different prices.
     """
 
     delta: float
@@ -277,9 +277,9 @@ class AccountClaim(PublicFacts):
                 checks.non_negative(name, getattr(self, name))
         if self.private and self.epsilon is None:
             raise checks.error("epsilon", None, "must be a number in a private run")
-        # Routes are computed to nine digits or more; below that a price may seem to fall.
+        # Prices are accurate to nine digits, so a decrease below the tolerance is a rounding error.
         if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(self.epsilon_curve)):
-            raise checks.error("epsilon_curve", "decreasing", "a price never falls as questions are added")
+            raise checks.error("epsilon_curve", "decreasing", "must not decrease: more questions never cost less")
         if not self.private:
             for name in epsilon_names:
                 object.__setattr__(self, name, None)
@@ -295,7 +295,7 @@ class AccountClaim(PublicFacts):
 
     @functools.cached_property
     def terms(self) -> dict[str, str]:
-        """The terms without which an epsilon means nothing: name -> value."""
+        """The terms that every epsilon is stated with: name -> value."""
         verb = "add or remove {}" if self.adjacency == "add_remove" else "replace {} by any other"
         return {
             "delta": format_delta(self.delta),
@@ -306,7 +306,7 @@ class AccountClaim(PublicFacts):
 
     @property
     def setting(self) -> str:
-        """The terms that all epsilons of an account share: all but the route."""
+        """The terms that all epsilons of an account share: delta, adjacency and unit."""
         return f"delta = {self.terms['delta']}; neighbors: {self.terms['neighbors']}; unit: {self.unit}"
 
     def format_with_terms(self, epsilon: float) -> str:
@@ -314,20 +314,20 @@ class AccountClaim(PublicFacts):
         return f"epsilon = {format_epsilon(epsilon)} ({self.setting}; route: {self.terms['accounting route']})"
 
     def has_part(self, purpose: str) -> bool:
-        """Whether a part was paid for this purpose."""
+        """Return whether a reservation in ``parts`` has this purpose."""
         return any(part.purpose.startswith(purpose) for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation(PublicFacts):
-    """Accuracies of student and labels, measured on public labels; None if there are none.
+    """The accuracies of student and labels, measured on public labels; None if not measured.
 
     Attributes:
-        student_size: Number of points that ``student_accuracy`` was measured on.
-        label_size: Number of released labels that ``label_accuracy`` was measured on.
-        confusion: Test counts of the student [truth, predicted]; empty if they were not counted.
-        examples: Some public points with the labels released for them; empty if the points are no images.
-        baselines: Accuracies of models without privacy, which are published for a public benchmark alone.
+        student_size: Number of test points for ``student_accuracy``.
+        label_size: Number of released labels for ``label_accuracy``.
+        confusion: Confusion counts of the student on the test points, [truth, predicted]; empty if not counted.
+        examples: Some public points with their released labels; empty if the points are not images.
+        baselines: Accuracies of models without privacy, which are published for public benchmarks only.
     """
 
     student_accuracy: float | None
@@ -340,7 +340,7 @@ class Evaluation(PublicFacts):
 
     @property
     def student_share(self) -> Share | None:
-        """The student's accuracy on the test points; None if it may not be published or was not measured."""
+        """The student's accuracy on the test points; None if the accuracy is private or was not measured."""
         return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=self.student_size)
 
     @property
@@ -381,12 +381,12 @@ class ReleaseReport:
 
     @property
     def is_free(self) -> bool:
-        """Whether this run added nothing to the account."""
+        """True if this run charged nothing to the account."""
         return self.record.reuses_labels and not any(part.is_current for part in self.claim.parts)
 
     @property
     def files(self) -> dict[str, str]:
-        """The files of the release folder: name -> description. Answers that are used again lie in another folder."""
+        """The files of the release folder: name -> description. Reused labels stay in the folder of their release."""
         record = self.record
         names = {"report.html", "summary.json", "privacy.json", "README.md", "SHA256SUMS"}
         if record.method is not None and not record.reuses_labels:
@@ -398,7 +398,7 @@ class ReleaseReport:
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
-        """All accuracies: of the student, of the labels, and of the baselines."""
+        """The accuracies of the student, the labels and the baselines, as far as they were measured."""
         rows, record, evaluation = [], self.record, self.evaluation
         if (share := evaluation.student_share) is not None:
             description = f"{record.student}, on {share.size} test points" if share.size else f"{record.student}"
@@ -410,7 +410,7 @@ class ReleaseReport:
 
     @property
     def confusion_names(self) -> list[str]:
-        """The classes by row (and column) of the confusion matrix."""
+        """The class names of the rows and columns of the confusion matrix."""
         return [self.record.get_class_name(label) for label in range(len(self.evaluation.confusion))]
 
     @functools.cached_property
@@ -425,23 +425,23 @@ class ReleaseReport:
 
     @property
     def majority_warning(self) -> str | None:
-        """A sentence if the student is right less often than the largest class of the test points; else None."""
+        """A warning that the student is worse than the majority class of the test points; None if it is not worse."""
         confusion = self.evaluation.confusion
         counts, hits = [sum(row) for row in confusion], sum(row[label] for label, row in enumerate(confusion))
         max_count = max(counts, default=0)
         if self.evaluation.student_accuracy is None or hits >= max_count:
             return None
         name, share = self.record.get_class_name(counts.index(max_count)), format_percent(max_count / sum(counts))
-        return f"Below the majority class: always saying {name} would be right for {share} of the test points."
+        return f"Below the majority class: the constant prediction {name} is right on {share} of the test points."
 
 
 def format_route(accountant: str) -> str:
-    """Format a route in words: gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
+    """Format a route with its description, as in 'exact Gaussian accounting (gdp)'; an unknown route is unchanged."""
     return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
 
 
 def format_price(epsilon: float | None, route: str, *, missing: str) -> tuple[str, str]:
-    """Format an epsilon, rounded up, and its route; ``missing`` and nothing if there is no epsilon."""
+    """Format an epsilon, rounded up, and its route; ``missing`` and an empty string if epsilon is None."""
     return (missing, "") if epsilon is None else (format_epsilon(epsilon), route)
 
 
@@ -449,7 +449,7 @@ _RECORDS = (Accuracy, Share, Example, ChargedRelease, MethodDescription, PublicA
 
 
 def _check_releasable(name: str, value: Any) -> None:
-    """Raise TypeError for anything but plain values: private values have types of their own, and stop here."""
+    """Raise TypeError for a value that is not plain. Private values have special types, so they are refused."""
     if value is None or isinstance(value, str | bool | int):
         return
     if isinstance(value, float):

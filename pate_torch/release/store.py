@@ -1,9 +1,8 @@
-"""A release on disk: ``labels.csv`` (the answers) and ``release.json`` (its record: questions, method, price).
+"""Writes and reads a release: ``labels.csv`` (the answers) and ``release.json`` (the questions, the method, the price).
 
-All of it may be published, and another student can be trained on it later at no cost. The files are written before the
-ledger commits, each by an atomic rename, so that a release that can be read is charged. A release that is read back is
-compared with the ledger, which holds its events and the hashes of its files: an edited record would report a smaller
-epsilon, and edited answers were never released.
+All files may be published, and another student can be trained on the labels later at no cost. Each file is written by
+an atomic rename before the ledger commits. The ledger has the events and the hashes of the files. ``read`` compares a
+release with the ledger, because an edited record could state a smaller epsilon.
 """
 
 from __future__ import annotations
@@ -25,12 +24,19 @@ from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import compute_file_digest, compute_tensor_digest, escape_spreadsheet_cell, write_atomically
+from pate_torch.core.files import (
+    compute_file_digest,
+    compute_tensor_digest,
+    create_private_folder,
+    escape_spreadsheet_cell,
+    write_atomically,
+)
 from pate_torch.methods.base import FirstAnswers, MethodDescription, ModelRelease
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
 from pate_torch.students import store as student_store
 from pate_torch.students.base import Student
+from pate_torch.teachers.store import TeacherStore
 
 SCHEMA_VERSION = 1
 ANSWER_FILES = {
@@ -40,17 +46,18 @@ ANSWER_FILES = {
     "guide_sha256": "guide.safetensors",
     "first_answers_sha256": "first_answers.json",
 }
-"""The key of the SHA-256 in record and ledger -> the file of answers. Their release.json is written last."""
+"""Key of a SHA-256 in ``release.json`` and in the ledger -> file of answers."""
+MODEL_FILE_NAME, MODEL_DIGEST_KEY = "student.safetensors", "student_sha256"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WrittenRelease:
-    """Releasable. A release in its folder, made in this session or found from an earlier one.
+    """Releasable. A release in its folder, made by this session or by an earlier one.
 
     Attributes:
         release: Questions and their answers, or a model.
         record: Content of ``release.json``.
-        guide: Student of all rounds but the last, if the student that is published goes on from it.
+        guide: Student of all rounds but the last; None if the published student does not start from it.
     """
 
     release: Release | ModelRelease
@@ -59,34 +66,32 @@ class WrittenRelease:
 
     @property
     def labels(self) -> Release:
-        """The questions and their answers, of a release that is no model."""
+        """The questions and their answers. The release must not be a model."""
         assert isinstance(self.release, Release)
         return self.release
 
 
 def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
-    """Raise ValueError for a run's folder with another release: two releases make the claim of either incomplete.
+    """Raise ValueError if the folder of a run has a release, whose claim would not cover a second release.
 
-    Args:
-        run: The folder.
-        reused_id: The release whose labels are used again, which may lie there from a run that was interrupted.
+    The release ``reused_id``, whose labels are reused, is allowed in the folder.
     """
     folder = run / "release"
     markers = ("summary.json", "release.json", "sanitised.json", "student.safetensors")
     found = {name for name in markers if (folder / name).exists()}
     if reused_id is not None:
-        found.discard("student.safetensors")  # a student of labels that were released before was free
+        found.discard("student.safetensors")  # a student of reused labels costs nothing
         if found == {"release.json"}:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 if json.loads((folder / "release.json").read_text())["release_id"] == reused_id:
                     return
     if found:
-        fix = "Give this run another folder: set another PATE_RUN_ID or paths.run, or none."
-        raise checks.error("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
+        fix = "Choose another folder: set another PATE_RUN_ID or paths.run, or neither."
+        raise checks.error("paths.run", str(run), "holds a release already; a claim covers one release", fix)
 
 
 def discard_incomplete(run: Path) -> None:
-    """Remove the answers of a run that was killed before it wrote their release.json: no claim covers them."""
+    """Remove the answers of a run that was killed before it wrote release.json, because no claim covers them."""
     folder = run / "release"
     if not (folder / "release.json").exists():
         for name in ANSWER_FILES.values():
@@ -94,12 +99,12 @@ def discard_incomplete(run: Path) -> None:
 
 
 def select_digests(record: Mapping[str, Any]) -> dict[str, str]:
-    """Select the SHA-256 of each file of answers, by its key in record and ledger."""
+    """Select the entries of a record that are hashes of files of answers."""
     return {name: record[name] for name in ANSWER_FILES if name in record}
 
 
 def load_method_description(record: Mapping[str, Any]) -> MethodDescription:
-    """Load the description of the method from a record. Raises ValueError for a record that was edited."""
+    """Load the description of the method from a record. Raises ValueError if the record was edited."""
     try:
         return MethodDescription.from_dict(record["answered_by"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -114,15 +119,10 @@ def write(
     guide: Student | None = None,
     names: PointNames | None = None,
 ) -> dict[str, Any]:
-    """Write the release, and the student that guided it, into ``folder``; return the record as ``read`` does.
+    """Write a release into its folder, and return the record that ``read`` will return.
 
-    Args:
-        folder: The release folder.
-        release: The questions and their answers.
-        facts: Further content of the record.
-        spec: Public facts about the data.
-        guide: The student that guided the questions; None if there was none.
-        names: Names of the public points for the last column; None if points are identified by their position alone.
+    ``facts`` is further content of the record, ``guide`` the student that guided the choice of questions, and ``names``
+    the names of the public points for the last column of labels.csv.
     """
     run_folders.create_protected_folder(folder)
     record = {
@@ -137,7 +137,7 @@ def write(
         "queries_by_round": list(release.queries_per_round or (len(release.query_Q),)),
     }
     answers = {"labels_sha256": _format_labels(release, spec, names).encode()}
-    if release.cell_RP is not None:  # for each public point the question in whose cell it lies, round by round
+    if release.cell_RP is not None:  # one row for each public point, with its question in each round
         header = ["point", *(f"round_{round_index}" for round_index in range(len(release.cell_RP)))]
         rows = enumerate(release.query_Q[release.cell_RP].T.tolist())
         answers["cells_sha256"] = _format_csv([header, *([point, *queries] for point, queries in rows)]).encode()
@@ -165,6 +165,13 @@ def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, 
     return {"first_answers_sha256": compute_file_digest(folder / ANSWER_FILES["first_answers_sha256"])}
 
 
+def save_model(student: Student, release: Path) -> dict[str, str]:
+    """Write a model into its release folder, and return its hash for the ledger."""
+    run_folders.create_protected_folder(release)
+    student_store.save(student, release / MODEL_FILE_NAME)
+    return {MODEL_DIGEST_KEY: compute_file_digest(release / MODEL_FILE_NAME)}
+
+
 def _format_labels(release: Release, spec: DataSpec, names: PointNames | None) -> str:
     queries, labels = release.query_Q.tolist(), release.label_Q.tolist()
     class_names = {NO_ANSWER: "", **dict(enumerate(map(escape_spreadsheet_cell, spec.class_names)))}
@@ -187,20 +194,16 @@ def _format_csv(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def find_release(root: Path, release_id: object) -> Path:
-    """Find the folder of a finished release under ``root`` by its id; the newest one if students of it were added.
-
-    Raises:
-        ValueError: There is no such release.
-    """
+    """Find the newest release folder under ``root`` with this id. Raises ValueError if there is none."""
     valid_id = run_folders.check_hex_id("labels", release_id)
     runs_folder = run_folders.get_runs_folder(root)
     files = runs_folder.glob("*/*/*/release/release.json")
     for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
-        with contextlib.suppress(OSError, ValueError, RecursionError):  # not readable: not this release
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # an unreadable file is skipped
             record = json.loads(file.read_text())
             if isinstance(record, dict) and record.get("release_id") == valid_id:
                 return file.parent
-    fix = "Run it in the folder of the run that released it, or set PATE_HOME."
+    fix = "Set PATE_HOME to the folder in which the release was made."
     raise checks.error("labels", release_id, f"no such release under {runs_folder.absolute()}", fix)
 
 
@@ -210,28 +213,21 @@ def read(
     """Read the release in this folder, whose questions are points of this pool.
 
     Returns:
-        The release, its record, and the student that guided it; None if there was none.
+        The release, its record, and the guide student (None if there was no guide).
 
     Raises:
-        ValueError: It is missing, damaged, of other points, or the ledger was charged for something else.
+        ValueError: The release is missing or damaged, was made from other points, or disagrees with the ledger.
     """
     try:
         record = json.loads((folder / "release.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder / 'release.json'}: missing or damaged ({error}).") from error
-    release = _load_release(folder, record, pool, spec, ledger)
-    return release, record, student_store.load(folder / "guide.safetensors") if "guide_sha256" in record else None
-
-
-def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
     if record.get("schema_version") != SCHEMA_VERSION:
         raise _corrupt_release_error(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
     if record.get("dataset") != spec.name or record.get("pool_sha256") != compute_tensor_digest(pool.x):
-        problem = f"was answered on other public points (data set {record.get('dataset')!r})"
-        raise _corrupt_release_error(
-            record, problem, "Use the same dataset, seed and sizes as the run that released it."
-        )
-    fix = f"Restore the files of {folder}, or move that folder away."
+        problem = f"has answers for other public points (data set {record.get('dataset')!r})"
+        raise _corrupt_release_error(record, problem, "Use dataset, seed and sizes of the run that made the release.")
+    fix = f"Restore the files of {folder}, or move this folder away."
     try:
         digests = {"labels_sha256": record["labels_sha256"], **select_digests(record)}
         edited = [ANSWER_FILES[k] for k, sha in digests.items() if compute_file_digest(folder / ANSWER_FILES[k]) != sha]
@@ -242,7 +238,7 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
         problem = f"{' and '.join(edited) or 'labels.csv'} does not fit release.json: it was edited"
         raise _corrupt_release_error(record, problem, fix)
     _check_against_ledger(record, release, ledger, fix)
-    return release
+    return release, record, student_store.load(folder / "guide.safetensors") if "guide_sha256" in record else None
 
 
 def _parse_release(folder: Path, record: dict[str, Any], spec: DataSpec) -> Release:
@@ -295,13 +291,13 @@ def _is_consistent(release: Release, pool_size: int, num_classes: int, record: d
 
 
 def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledger, fix: str) -> None:
-    """Compare a record with the ledger: the price, the terms, the hashes, and whether the noise was secret."""
+    """Compare a record with the ledger: price, terms, hashes, and whether the noise was secret."""
     account = next((candidate for candidate in ledger.list_accounts() if candidate.name == record["dataset"]), None)
     entries = () if account is None else ledger.read_entries(account.name)
     facts_by_kind = {entry.kind: entry.facts for entry in entries if entry.facts.get("reservation") == release.id}
     if account is None or "reserve" not in facts_by_kind:
         problem = f"was never charged to the ledger here ({ledger.path})"
-        hint = "Bring back the ledger that lay beside it: it remembers what was released."
+        hint = "Restore the ledger that was charged for this release."
         raise _corrupt_release_error(record, problem, hint)
     claims = {
         "planned": (json.loads(events.to_json(release.reserved_events)), facts_by_kind["reserve"]["events"]),
@@ -311,12 +307,12 @@ def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledg
         "adjacency": (record.get("adjacency"), account.adjacency),
         "unit": (record.get("unit"), account.unit),
     }
-    if "commit" in facts_by_kind:  # a run killed before it committed stays charged at its worst
+    if "commit" in facts_by_kind:  # without a commit, the run was killed and stays charged at its worst case
         claims["incurred"] = (json.loads(events.to_json(release.events)), facts_by_kind["commit"]["events"])
         claims["content"] = (select_digests(record), select_digests(facts_by_kind["commit"]))
     for name, (release_value, ledger_value) in claims.items():
         if release_value != ledger_value:
-            raise _corrupt_release_error(record, f"was edited: its {name} is not what the ledger was charged for", fix)
+            raise _corrupt_release_error(record, f"was edited: its {name} differs from the ledger's entry", fix)
     kinds = {"parameters": dict, "sensitivity": dict, "noise": str, "teachers_id": str, "num_teachers": int}
     for name, kind in kinds.items():
         if not isinstance(record.get(name), kind):
@@ -326,3 +322,81 @@ def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledg
 
 def _corrupt_release_error(record: dict[str, Any], problem: str, fix: str = "") -> ValueError:
     return checks.error("labels", record["release_id"], problem, fix)
+
+
+# ---- unfinished calls -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnfinishedCall:
+    """PRIVATE. A call that can finish an earlier, interrupted call with the same settings and records at no charge.
+
+    A call writes a note into the private store before it charges the account, and removes the note when the call ends.
+    The name of the note is a keyed hash of the public configuration and the private records. Nothing that is published
+    depends on a note. Files are reused only if the ledger has their hashes: answers that were drawn but not committed
+    are never used, and their reservation stays spent.
+
+    Attributes:
+        store: Private store.
+        account: Account that the call charges.
+        facts: Public values that determine the release.
+        fingerprint: Function that computes the keyed hash of the records, or of the votes.
+    """
+
+    store: TeacherStore
+    account: str
+    facts: Mapping[str, Any]
+    fingerprint: Callable[[], str]
+
+    @staticmethod
+    def has_any(store: TeacherStore, account: str) -> bool:
+        """PRIVATE. Return whether a call that charges this account is unfinished."""
+        return any((store.folder / "unfinished").glob(f"{account}.*.json"))
+
+    def begin(self, folder: Path) -> None:
+        """PRIVATE. Write the note that the call uses this run folder."""
+        write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
+
+    def end(self) -> None:
+        """PRIVATE. Remove the note, so that a repeated call makes a new release."""
+        self._note_path.unlink(missing_ok=True)
+
+    def find(self, ledger_path: Path) -> tuple[Path, dict[str, dict[str, Any]]] | None:
+        """PRIVATE. Find the folder of the interrupted run, and its committed facts by reservation.
+
+        Returns:
+            None if no such call was interrupted, if another process is still running it, or if nothing was committed.
+        """
+        if not (self.has_any(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
+            return None
+        folder = Path(json.loads(self._note_path.read_text())["folder"])
+        with Ledger(ledger_path, create=False) as ledger:
+            entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
+        reserved_ids = {
+            e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
+        }
+        commits = [entry.facts for entry in entries if entry.kind == "commit"]
+        committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in reserved_ids}
+        if not committed or not (folder / "release").is_dir():
+            return None
+        with run_folders.try_hold_lock(folder / run_folders.LOCK_FILE_NAME, "paths.run") as is_unlocked:
+            if not is_unlocked:
+                return None
+            (folder / "release" / "summary.json").unlink(missing_ok=True)  # the finished run writes it
+        return folder, committed
+
+    def find_model(self, ledger_path: Path) -> tuple[Path, str] | None:
+        """PRIVATE. Find the folder of the interrupted run and the reservation that committed its model; or None."""
+        interrupted_run = self.find(ledger_path)
+        if interrupted_run is None or not (file := interrupted_run[0] / "release" / MODEL_FILE_NAME).is_file():
+            return None
+        digest = compute_file_digest(file)
+        ids = [id_ for id_, facts in interrupted_run[1].items() if facts.get(MODEL_DIGEST_KEY) == digest]
+        return (interrupted_run[0], ids[0]) if ids else None
+
+    @property
+    def _note_path(self) -> Path:
+        folder = create_private_folder(self.store.folder / "unfinished")
+        text = json.dumps(dict(self.facts), sort_keys=True, default=repr)
+        digest = self.store.compute_keyed_digest(text.encode(), self.fingerprint().encode())
+        return folder / f"{self.account}.{digest}.json"

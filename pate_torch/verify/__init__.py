@@ -1,1 +1,1 @@
-"""A second opinion on a release: its claims recomputed by code that shares nothing with what made them."""
+"""Independent verification of a release: its claims are recomputed by code that no other module uses."""

@@ -1,4 +1,4 @@
-"""The checks against the owner's ledger: its chain is hashed again, its entries are compared with the statement."""
+"""Checks of a release against the owner's ledger: hash chain, account terms, charges and cap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pate_torch.verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, R
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Read every entry with its hash. Raises ValueError for no ledger, or an entry that breaks the chain."""
+    """Read all entries with their hashes. Raises ValueError if there is no ledger or the hash chain is broken."""
     try:
         with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as database:
             rows = database.execute("SELECT seq, hash, body FROM entries ORDER BY seq").fetchall()
@@ -34,18 +34,18 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         entry = json.loads(body)
         is_next = (seq, entry["seq"], entry["prev"]) == (number, number, previous_hash)
         if not is_next or hashlib.sha256(body.encode()).hexdigest() != digest:
-            raise ValueError(f"ledger={str(path)!r}: its chain breaks at entry {number}: it was edited.")
+            raise ValueError(f"ledger={str(path)!r}: was edited, because its chain breaks at entry {number}.")
         previous_hash = digest
         chain.append({**entry, "hash": digest})
     return chain
 
 
 def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
-    """Compare the statement with the account as it stood when the statement was written."""
+    """Compare the statement with the ledger's entries up to the head in the statement."""
     statement, account = folder.statement, folder.statement["composition"]
     chain = read_entries(path)
     heads = [entry["seq"] for entry in chain if entry["hash"] == statement["verification"]["ledger_head"]]
-    position = f"entry {heads[0]}" if heads else "not in this ledger: it is another ledger, or entries were lost"
+    position = f"entry {heads[0]}" if heads else "not in this ledger: this is another ledger, or entries are missing"
     yield Check("chain", bool(heads), f"{len(chain)} entries follow one another; the statement's head is {position}")
     own_entries = [entry for entry in chain[: heads[0] if heads else None] if entry["account"] == account["dataset"]]
     facts: dict[str, dict[str, dict[str, Any]]] = {}
@@ -58,7 +58,7 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
     stated_terms = {key: statement["guarantee"][key] for key in ("delta", "adjacency", "unit")}
     stated_terms["budget_epsilon"] = account["account_cap"]
     is_equal = {key: terms.get(key) == value for key, value in stated_terms.items()}
-    yield make_check("terms", is_equal, "differ from those of the account", "as the account was opened")
+    yield make_check("terms", is_equal, "differ from the terms of the account", "equal the terms of the account")
     part_by_id = {part["release_id"]: part for part in (*folder.parts, *statement["other_releases"])}
     results = {name: name in facts and name in part_by_id for name in facts.keys() | part_by_id.keys()}
     for name in facts.keys() & part_by_id.keys():
@@ -71,15 +71,15 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
             results |= {f"{name} ({key})": commit.get(key) == folder.release.get(key) for key in ANSWER_FILES}
             is_equal_cost = commit.get("events") == folder.release.get("incurred")
             results[f"{name} (incurred)"] = not statement["private"] or is_equal_cost
-    yield make_check("charges", results, "differ from the ledger", f"{len(part_by_id)}, as they were charged")
+    yield make_check("charges", results, "differ from the ledger", f"{len(part_by_id)}, all equal in the ledger")
     spent_events = [e for charge in facts.values() for e in charge.get("commit", charge["reserve"])["events"]]
     yield _check_cap(terms, spent_events)
 
 
 def _check_cap(terms: dict[str, Any], events: list[Event]) -> Check:
-    """Check that the account's filter still held when the statement was written.
+    """Check that the account's privacy filter keeps the cap for these events.
 
-    Source: Smith & Thakurta 2022 (mu^2 adds up); Feldman & Zrnic 2021 (divergences of one order add up).
+    Source: Smith & Thakurta 2022 (mu^2 is additive); Feldman & Zrnic 2021 (divergences of one order are additive).
     """
     smooth_events, tolerance = [e for e in events if e["kind"] != "delta"], 1 + RELATIVE_TOLERANCE
     failure_delta = math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
@@ -95,7 +95,10 @@ def _check_cap(terms: dict[str, Any], events: list[Event]) -> Check:
 
 
 def compute_dominating_mu(event: Event) -> float:
-    """Compute mu of the Gaussian that dominates the event. Source: Dong, Roth & Su 2022, where the two curves touch."""
+    """Compute the smallest mu for which mu-GDP dominates the event: both trade-off curves touch.
+
+    Source: Dong, Roth & Su 2022.
+    """
     if event["kind"] == "gaussian":
         return float(event["mu"])
     with mp.workdps(50):

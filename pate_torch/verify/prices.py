@@ -1,7 +1,7 @@
-"""Bounds on the cost of privacy events, written from the papers without a line of ``accounting``.
+"""Bounds on epsilon of privacy events, implemented from the papers and independent of ``pate_torch.accounting``.
 
-An event is a mapping as in ``release.json``: kind, scale, count. Many mechanisms may have the same event; the lower
-bound is then the cost of one of them.
+An event is a mapping with kind, scale and count, as in ``release.json``. If several mechanisms have the same event, the
+lower bound is the cost of one of them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from scipy.special import ndtr
 
 Event = Mapping[str, Any]
 PURE_KINDS = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
-"""The kinds with a bounded loss -> the key of the bound."""
+"""Kind of an event with a bounded privacy loss -> key of the bound."""
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
 _GRID_STEP, _MAX_GRID_CELLS = 2.5e-4, 1 << 21
 MAX_STEPS = 10**6
-LIMITS_TEXT = f"what is checked has {MAX_STEPS} steps at most, a noise multiplier of .3 and more, epsilon below 100"
+LIMITS_TEXT = f"needs at most {MAX_STEPS} steps, a noise multiplier of at least .3, and epsilon below 100"
 
 
 @dataclass(frozen=True)
 class EpsilonBounds:
-    """Epsilon lies in [low, high], by this derivation."""
+    """Bounds ``low`` <= epsilon <= ``high``, and the name of their derivation."""
 
     low: float
     high: float
@@ -35,15 +35,15 @@ class EpsilonBounds:
 
 
 def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
-    """Bound the smallest epsilon at which these events, fixed beforehand, are (epsilon, delta)-DP."""
+    """Bound the smallest epsilon for which these non-adaptive events are (epsilon, delta)-DP."""
     rest = delta - math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
     losses = [e for e in events if e["kind"] != "delta" and e["count"]]
     kinds = {e["kind"] for e in losses}
     pure_epsilon = math.fsum(e["count"] * get_max_loss(e) for e in losses)  # Dwork et al. 2006: epsilons add up
     if rest < 0 or (rest == 0 and pure_epsilon == math.inf):
-        return EpsilonBounds(math.inf, math.inf, "the events fail more often than delta allows")
+        return EpsilonBounds(math.inf, math.inf, "the failure probability of the events exceeds delta")
     if not losses:
-        failure = f"no loss but a failure of probability {delta - rest:.6g}"
+        failure = f"only a failure of probability {delta - rest:.6g}"
         return EpsilonBounds(0.0, 0.0, failure if rest < delta else "nothing was released")
     if kinds == {"gaussian"}:
         epsilon = compute_gaussian_epsilon(math.sqrt(math.fsum(e["count"] * e["mu"] ** 2 for e in losses)), rest)
@@ -55,7 +55,7 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
             high, derivation = min(high, upper), "Renyi, and losses convolved"
     for event in (e for e in losses if e["kind"] == "sampled_gaussian"):
         if high > 100:
-            raise ValueError(f"epsilon {high:.6g} by Renyi divergences: {LIMITS_TEXT}")
+            raise ValueError(f"sampled Gaussian with epsilon {high:.6g}: the check {LIMITS_TEXT}")
         lower, upper = compute_sampled_bounds(event, rest)
         low = max(low, lower)
         if len(losses) == 1:
@@ -64,7 +64,7 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
 
 
 def get_max_loss(event: Event) -> float:
-    """The largest privacy loss of an event; infinite if it is unbounded."""
+    """Return the largest privacy loss of an event; infinite if the loss is unbounded."""
     return float(event[PURE_KINDS[event["kind"]]]) if event["kind"] in PURE_KINDS else math.inf
 
 
@@ -87,7 +87,7 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def compute_renyi_epsilon(events: Sequence[Event], delta: float) -> float:
-    """Compute epsilon by the best order that all curves have. Source: Canonne, Kamath & Steinke 2020, Prop. 12."""
+    """Compute epsilon by the best Renyi order of all curves. Source: Canonne, Kamath & Steinke 2020, Prop. 12."""
     tables = [set(e["orders"]) for e in events if e["kind"] == "rdp_curve"]
     orders = sorted(set.intersection(*tables)) if tables else _ORDERS
     if delta <= 0:
@@ -97,12 +97,12 @@ def compute_renyi_epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def convert_divergence(a: float, divergence: float, delta: float) -> float:
-    """Convert a Renyi divergence of order a to epsilon (the same proposition)."""
+    """Convert a Renyi divergence of order a to epsilon. Source: Canonne, Kamath & Steinke 2020, Prop. 12."""
     return divergence + math.log1p(-1 / a) - (math.log(delta) + math.log(a)) / (a - 1)
 
 
 def compute_divergence(events: Sequence[Event], a: float) -> float:
-    """Compute the Renyi divergence of order a of the events together. Source: Mironov 2017, Proposition 1."""
+    """Compute the Renyi divergence of order a of all events. Source: Mironov 2017, Proposition 1."""
     with mp.workdps(30):
         return float(sum(e["count"] * _DIVERGENCES[e["kind"]](e, mpf(a)) for e in events))
 
@@ -118,10 +118,13 @@ def _compute_pure_divergence(e: Event, a: mpf) -> mpf:
 
 
 def compute_sampled_divergence(e: Event, a: float) -> float:
-    """Compute that of the sampled Gaussian. Source: Mironov, Talwar & Zhang 2019, section 3.3, summed over a grid."""
+    """Compute the Renyi divergence of order a of the sampled Gaussian by a sum over a grid.
+
+    Source: Mironov, Talwar & Zhang 2019, section 3.3.
+    """
     q, z = e["rate"], e["noise"]
     if e["count"] > MAX_STEPS or z < 0.3:
-        raise ValueError(f"{e['count']} steps at noise multiplier {z:g}: {LIMITS_TEXT}")
+        raise ValueError(f"sampled Gaussian with {e['count']} steps, noise multiplier {z:g}: the check {LIMITS_TEXT}")
     x = np.arange(-40 * z, a + 40 * z, min(z, z * z) / 16)
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * z * z))
     density = -(x**2) / (2 * z * z) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
@@ -140,10 +143,12 @@ _DIVERGENCES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float]:
-    """Bound epsilon by convolving the distributions of losses, rounded down and up to a grid (delta rises with losses).
+    """Bound epsilon by convolving the privacy loss distributions, with losses rounded down and up to a grid.
 
-    Rounded up, a bounded range is taken for a pure event; rounded down, for randomized response of half of it, and
-    rho-zCDP for a Gaussian of the same rho. Source: Sommer, Meiser & Mohammadi 2019; Koskela, Jälkö & Honkela 2020.
+    For the upper bound, a bounded range of eta is replaced by an eta-DP event. For the lower bound, it is replaced by
+    randomized response with eta / 2. A rho-zCDP event is replaced by the Gaussian mechanism with the same rho.
+
+    Source: Sommer, Meiser & Mohammadi 2019; Koskela, Jälkö & Honkela 2020.
     """
     pure_events, normal_events = ([e for e in events if (e["kind"] in PURE_KINDS) == pure] for pure in (True, False))
     mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"]) for e in normal_events)
@@ -152,7 +157,9 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
     deviation = math.sqrt(mu2 + math.fsum(e["count"] * get_max_loss(e) ** 2 for e in pure_events))
     width = 2 * (deviation**2 / 2 + 12 * deviation)
     step = max(min(_GRID_STEP, min(map(get_max_loss, pure_events)) / 16), width / _MAX_GRID_CELLS)
-    half_loss = get_max_loss(max(pure_events, key=lambda e: e["count"])) / 2  # of which a half is on the grid, too
+    half_loss = (
+        get_max_loss(max(pure_events, key=lambda e: e["count"])) / 2
+    )  # half of this loss is also a multiple of the step
     step = max(step, half_loss / max(1, half_loss // step))
     size = 1 << math.ceil(math.log2(max(width / step, 64)))
     grid, epsilons = np.arange(-size // 2, size // 2 + 1), []
@@ -167,7 +174,6 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
 
 
 def _compute_loss_cdf(e: Event, x: np.ndarray, rounds_up: bool) -> np.ndarray:
-    """P(loss <= x) of one event."""
     if e["kind"] == "gaussian":
         return ndtr(x / e["mu"] - e["mu"] / 2)
     bound = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)
@@ -176,7 +182,7 @@ def _compute_loss_cdf(e: Event, x: np.ndarray, rounds_up: bool) -> np.ndarray:
 
 
 def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
-    """Compute the least epsilon: delta is the maximum of P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t]."""
+    """Compute the least epsilon with P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t] <= delta for all t."""
     loss, mass = loss[::-1], mass[::-1]
     loss, mass = (x[(loss > 0) & (mass > 0)] for x in (loss, mass))
     tail_mass, log_weighted_tail = np.cumsum(mass), np.logaddexp.accumulate(np.log(mass) - loss)
@@ -185,11 +191,11 @@ def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
 
 
 def compute_sampled_bounds(e: Event, delta: float) -> tuple[float, float]:
-    """Bound the sampled Gaussian by dp-accounting, which shares nothing with the Renyi divergences that price a run."""
+    """Bound epsilon of the sampled Gaussian by the privacy loss distributions of dp-accounting."""
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    step = max(1e-5, min(_GRID_STEP / 5, 0.05 / e["count"]))  # each step is rounded by half of one at most
-    slack = 1e-14 * e["count"]  # of delta: what so many convolutions err by
+    step = max(1e-5, min(_GRID_STEP / 5, 0.05 / e["count"]))  # rounding changes each loss by at most half a step
+    slack = 1e-14 * e["count"]  # largest error of delta by so many convolutions
 
     def compute_epsilon(pessimistic: bool, target_delta: float) -> float:
         options = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": e["rate"]}

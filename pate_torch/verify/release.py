@@ -1,4 +1,4 @@
-"""Checks a release folder: its files against each other, its claims against the cost of its mechanism."""
+"""Checks that the files of a release agree with each other, and its claims with the cost of its mechanism."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_b
 
 RELATIVE_TOLERANCE = 1e-9  # rounding of sums and roots
 LOOSE_FACTOR = 1.01
-ACCOUNTANT_FACTOR = 1.005  # largest ratio of two accountants' epsilons for a mechanism that is calibrated to epsilon
+ACCOUNTANT_FACTOR = 1.005  # largest ratio of two accountants' epsilons for a mechanism calibrated to an epsilon
 ANSWER_FILES = {
     "labels_sha256": "labels.csv",
     "cells_sha256": "cells.csv",
@@ -29,7 +29,7 @@ ANSWER_FILES = {
     "first_answers_sha256": "first_answers.json",
 }
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
-"""The files of every release. Answers, a published price and an encoder add files."""
+"""Files of every release. Answers, a published price and an encoder have further files."""
 SQRT2 = math.sqrt(2)
 SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
 VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *SPARSE_VECTORS)
@@ -37,11 +37,11 @@ VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponenti
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check, in one line.
+    """The result of one check, which is printed as one line.
 
     Attributes:
-        is_loose: Whether the check passes with a claim that is larger than it needs to be.
-        is_checked: Whether the files that are present can decide it.
+        is_loose: True if the claim holds but is larger than necessary.
+        is_checked: True if the present files suffice for the check.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Check:
 
 
 def make_check(name: str, results: Mapping[str, bool], fault: str, message: str) -> Check:
-    """Make one check of many results; its message names the results that are false."""
+    """Combine many results in one check, whose message lists the failed results after ``fault``."""
     failed_names = [key for key, passes in results.items() if not passes]
     return Check(name, not failed_names, f"{fault}: {', '.join(failed_names)}" if failed_names else message)
 
 
 @dataclass(frozen=True)
 class ReleaseFolder:
-    """The JSON files of a release folder; ``release`` is None if the labels lie in another folder."""
+    """The JSON files of a release folder. ``release`` is None if the labels are in another folder."""
 
     path: Path
     statement: Mapping[str, Any]
@@ -72,7 +72,7 @@ class ReleaseFolder:
 
     @classmethod
     def load(cls, folder: Path) -> ReleaseFolder:
-        """Load the folder of a run or of its release. Raises ValueError if there is no statement to read."""
+        """Load the folder of a run or of its release. Raises ValueError if the files cannot be read."""
         path = folder / "release" if (folder / "release").is_dir() else folder
         names = ["privacy.json", "summary.json", *(file.name for file in path.glob("release.json"))]
         try:
@@ -87,14 +87,14 @@ class ReleaseFolder:
         return list(self.statement["composition"]["parts"])
 
     def read_labels(self) -> list[dict[str, str]]:
-        """Read the rows of labels.csv; none if the labels lie in another folder."""
+        """Read the rows of labels.csv; empty if the labels are in another folder."""
         if self.release is None:
             return []
         return list(csv.DictReader((self.path / "labels.csv").read_text("utf-8").splitlines()))
 
 
 def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
-    """Run all checks; a statement that does not fit its JSON schema fails, and no other check is run."""
+    """Run all checks. If privacy.json does not fit its JSON schema, no other check is run."""
     from jsonschema import Draft202012Validator
 
     schema = json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
 
 
 def _check_words(folder: ReleaseFolder) -> Check:
-    """Compare the sentences of privacy.json with its numbers, and those of page and card with its sentences."""
+    """Compare the sentences in privacy.json, report.html and README.md with each other and with the numbers."""
     statement, guarantee, headline = folder.statement, folder.statement["guarantee"], folder.statement["headline"]
     if not statement["private"]:
         return Check("words", "NOT PRIVATE" in headline, headline)
@@ -135,7 +135,7 @@ def _strip_markup(text: str) -> str:
 
 
 def _check_files(folder: ReleaseFolder) -> Check:
-    """Compare every file with its hash. A file that is no part of a release fails even if its hash fits."""
+    """Compare every file with its hash. An unknown file fails even if its hash is correct."""
     sums = folder.path / "SHA256SUMS"
     claims = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
     paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
@@ -202,9 +202,9 @@ def _check_record(folder: ReleaseFolder) -> Check:
 
 
 def _check_labels(folder: ReleaseFolder) -> Check:
-    """Compare the number of questions and answers in labels.csv with the claim."""
+    """Compare the numbers of questions and answers in labels.csv with the statement."""
     if folder.release is None:
-        return Check("labels", True, "are in another folder, or there are none")
+        return Check("labels", True, "are in another folder, or none were released")
     run, rows = folder.statement["mechanism"], folder.read_labels()
     num_answered, num_queries = sum(int(row["label"]) >= 0 for row in rows), len({row["query"] for row in rows})
     is_consistent = len(rows) == num_queries == run["queries_asked"] and num_answered == run["queries_answered"]
@@ -213,7 +213,7 @@ def _check_labels(folder: ReleaseFolder) -> Check:
 
 
 def _check_student(folder: ReleaseFolder) -> Check:
-    """Compare the header of the student's file with the statement; its weights are not read."""
+    """Compare the header of the student's file with the statement. The weights are not read."""
     statement, file, kind = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
     if not file.exists():
         return Check("student", kind is None, "none was released" if kind is None else "its file is missing")
@@ -236,19 +236,19 @@ def _check_student(folder: ReleaseFolder) -> Check:
 
 
 def _check_mechanism(folder: ReleaseFolder) -> Check:
-    """Compare the events reserved for the labels, or the model, with the cost by the theorem of the mechanism."""
+    """Compare the reserved events with the events that the theorem of the mechanism requires."""
     run, name = folder.statement["mechanism"], folder.statement["mechanism"]["name"]
     costs = list_required_events(folder)
     if not folder.statement["private"]:
         return Check("mechanism", True, "the noise was seeded")
     if costs is None:
-        return Check("mechanism", True, f"{name} is unknown to the verifier: its events are not checked", is_loose=True)
+        return Check("mechanism", True, f"{name} is unknown, so its events are not checked", is_loose=True)
     groups = [part["events"] for part in folder.parts]
     results = {_format_event(cost): any(_covers(group, cost, costs) for group in groups) for cost in costs}
     if name in VOTE_MECHANISMS:
         sensitivity = run["sensitivity"] and run["sensitivity"]["l2"]
         results[f"sensitivity {sensitivity}"] = math.isclose(sensitivity or 0, SQRT2, rel_tol=RELATIVE_TOLERANCE)
-    if name in SPARSE_VECTORS:  # their scale follows from their epsilon, which all of their events are compared with
+    if name in SPARSE_VECTORS:  # their scale depends on epsilon, so epsilon is compared
         events = [e for group in groups if any(e["kind"] == "delta" for e in group) for e in group]
         blocks = sum(e["count"] for e in events if e["kind"] == "pure")
         bounds, epsilon = compute_bounds(events, run["parameters"]["delta"]), run["parameters"]["epsilon"]
@@ -259,7 +259,7 @@ def _check_mechanism(folder: ReleaseFolder) -> Check:
 
 
 def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
-    """List the events that the answers cost by their mechanism's theorem; None if the mechanism is not known here.
+    """List the events that the answers cost by the theorem of the mechanism; None if the mechanism is unknown.
 
     Source: PATE 2018, section 4.1 (gaussian) and Algorithm 1 (confident, interactive); PATE 2017 (laplace); Cesar &
     Rogers 2021 (exponential); BTT18 and LZCW21 (sparse_vector); Dwork et al. 2006 (histogram); Bassily, Smith &
@@ -307,7 +307,7 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
 
 
 def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
-    """Whether the events contain as many events of this scale as all costs together require."""
+    """Return whether the events include as many events of this kind and scale as all costs together require."""
     if cost["kind"] == "sampled_gaussian":
         curves = [e for e in events if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]
         divergence_by_order = {a: compute_sampled_divergence(cost, a) for e in curves for a in e["orders"]}
@@ -333,7 +333,7 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
     if not statement["private"]:
         is_empty = guarantee["epsilon"] is None and account["account_total"] is None
         suffix = "" if is_empty else ", but the statement has an epsilon"
-        yield Check("guarantee", False, f"none is claimed: its noise was seeded{suffix}")
+        yield Check("guarantee", False, f"none is claimed, because the noise was seeded{suffix}")
         return
     terms, others = (guarantee["delta"], account["account_cap"]), statement["other_releases"]
     own_events, other_events = ([e for part in parts for e in part["events"]] for parts in (folder.parts, others))
@@ -346,11 +346,11 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
     total = account["account_total"]
     if total is None:
         is_seeded = any("NOT PRIVATE" in release["what"] for release in others)
-        reason = "a release used seeded noise" if is_seeded else "but no release used seeded noise"
-        yield Check("account", is_seeded, f"no total is claimed: {reason}")
+        reason = "because a release used seeded noise" if is_seeded else "but no release used seeded noise"
+        yield Check("account", is_seeded, f"no total is claimed, {reason}")
         return
     check = _check_claim("account", total, account["account_route"], own_events + other_events, *terms)
-    # If events are known by their curve alone, this release is the only lower bound of the total.
+    # The total of events that have only a Renyi curve has no lower bound except the epsilon of this release.
     if total < guarantee["epsilon"] * (1 - RELATIVE_TOLERANCE):
         check = replace(check, is_ok=False, message=f"{check.message}; less than this release")
     yield check
@@ -359,26 +359,24 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
 def _check_claim(
     name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float, costs: Sequence[Event] = ()
 ) -> Check:
-    """Compare an epsilon with what its events cost; a curve stands for the sampled Gaussian among the ``costs``."""
+    """Compare an epsilon with the cost of its events. A sampled Gaussian in ``costs`` replaces the Renyi curves."""
     exact = [e for e in costs if e["kind"] == "sampled_gaussian"]
     bounds = compute_bounds([*exact, *(e for e in events if not exact or e["kind"] != "rdp_curve")], delta)
-    if route == "cap":  # of many releases: the filter admitted them together
+    if route == "cap":  # total of many releases, bounded by the filter
         is_ok = name == "account" and epsilon == cap and epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE)
-        result = (
-            "not checked here, the ledger's filter keeps it (--ledger)" if is_ok else "its filter would not admit them"
-        )
-        message = f"the account's cap, {epsilon:.6g}, of events that cost {bounds.low:.6g} at least: {result}"
+        result = "not checked without the ledger (--ledger)" if is_ok else "the account's filter would refuse them"
+        message = f"the account's cap, {epsilon:.6g}, for events that cost at least {bounds.low:.6g}: {result}"
         return Check(name, is_ok, message, is_checked=False)
     kinds = {e["kind"] for e in events} - {"delta"}
     is_consistent = kinds <= {"pure": {*PURE_KINDS}, "pld": {*PURE_KINDS, "gaussian"}}.get(route or "", kinds)
     is_consistent &= (route == "gdp") == (kinds == {"gaussian"}) and (route in ("none", "delta")) == (not kinds)
-    is_consistent &= (route == "delta") == (bool(events) and not kinds)  # distance to instability
-    fault = "" if is_consistent else f"; the route {route} does not price {', '.join(sorted(kinds))}"
+    is_consistent &= (route == "delta") == (bool(events) and not kinds)
+    fault = "" if is_consistent else f"; the route {route} does not apply to {', '.join(sorted(kinds))}"
     return check_epsilon(name, epsilon, bounds, fault)
 
 
 def check_epsilon(name: str, epsilon: float, bounds: EpsilonBounds, fault: str = "") -> Check:
-    """Compare an epsilon with its bounds: below the lower bound it fails, 1 % above the upper one it is loose."""
+    """Compare an epsilon with its bounds: below ``low`` the check fails, 1 % above ``high`` the claim is loose."""
     cost = f"is {bounds.low:.6g}" if bounds.low == bounds.high else f"lies in {bounds.low:.6g} to {bounds.high:.6g}"
     message = f"epsilon {epsilon:.6g} claimed; it {cost} ({bounds.derivation}){fault}"
     is_ok = epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE) and not fault

@@ -295,7 +295,7 @@ def test_a_table_with_words_and_gaps_and_a_release_that_another_process_applies(
         "number_of_records": "declared by the owner",
     }
     assert clf.privacy_["chosen_by"] == "private scores"
-    assert any("was made by private scores" in words for words in clf.privacy_["not_covered"])
+    assert any("private scores decided it" in words for words in clf.privacy_["not_covered"])
     assert clf.score(new, truth) > 0.85 and list(clf.classes_) == ["ill", "well"]
     assert list(clf.feature_names_in_) == ["age", "ward"] and clf.n_features_in_ == 2
     assert clf.privacy_["guarantee"]["unit"] == "group:patient"
@@ -413,7 +413,7 @@ def test_it_prints_its_reason_in_two_lines_and_where_it_charges(make, capsys, tm
 
 def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(fitted):
     statement = fitted().privacy_
-    assert "is not stated, so the choice is not covered" in " ".join(statement["not_covered"])
+    assert "it is not stated how the choice was made" in " ".join(statement["not_covered"])
     assert statement["chosen_by"] is None and statement["declared_values"]["classes"] == "declared by the owner"
     assert statement == json.loads((fitted().release_ / "privacy.json").read_text())
 

@@ -177,7 +177,7 @@ def test_a_run_on_brought_votes_is_charged_each_time_and_shows_none_of_them(plan
     assert (found["num_teachers"], len(found["teachers_id"])) == (20, 16) and found["student_accuracy"] > 0.8
     printed = capsys.readouterr().out
     for text in (printed, (one.folder / "release/report.html").read_text()):
-        assert f"{found['teachers_id']} (bring them again: charged)" in text
+        assert f"{found['teachers_id']} (reuse is charged)" in text
     assert "teachers=" not in printed
     owner = json.loads((one.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] is None and owner["epsilon_pate2018"] > 0

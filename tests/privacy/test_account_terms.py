@@ -456,7 +456,7 @@ def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
     if edit == "cells taken out":
         del record["cells_sha256"]
     (folder / "release.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="its content is not what the ledger was charged for"):
+    with pytest.raises(ValueError, match="its content differs from the ledger's entry"):
         pipeline.run(plan(tmp_path, "two", labels=record["release_id"], **changes))
 
 

@@ -42,7 +42,7 @@ DELTA = 1e-4
 TERMS = {"delta": DELTA, "adjacency": "add_remove", "unit": "record"}
 REL = 1e-9
 QUERIES = 6
-FREE = "this run added nothing"
+FREE = "this run cost nothing"
 
 
 def read(folder, name="summary.json"):

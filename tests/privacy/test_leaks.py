@@ -437,7 +437,7 @@ def test_figures_on_test_records_of_a_private_file_are_the_owners_until_agreed(a
     assert released["queries_asked"] == owner["records"]["public"]
     page, card = ((run / "release" / name).read_text() for name in ("report.html", "README.md"))
     assert not list((run / "release").rglob("*tfevents*"))
-    assert "which its owner made public" in page and "which its owner made public" in card
+    assert "because the owner agreed" in page and "because the owner agreed" in card
     assert ('id="classes"' in page) == agreed
     if agreed:
         assert owner["student_accuracy"] is None and 0 < released["student_accuracy"] <= 1

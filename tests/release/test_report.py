@@ -39,7 +39,7 @@ def test_nothing_but_plain_values_enters(value):
         ({"epsilon_charged": math.nan}, "epsilon_charged"),
         ({"epsilon_curve": (1.0, math.nan)}, "epsilon_curve"),
         ({"epsilon_curve": (1.0, 2.0)}, "one value per question"),
-        ({"queries_asked": 2, "queries_answered": 2, "epsilon_curve": (2.0, 1.0)}, "never falls"),
+        ({"queries_asked": 2, "queries_answered": 2, "epsilon_curve": (2.0, 1.0)}, "must not decrease"),
         ({"epsilon": math.inf}, "epsilon"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"epsilon": None}, "epsilon"),
@@ -73,7 +73,7 @@ def test_class_accuracies_are_the_diagonal_over_the_rows():
 @pytest.mark.parametrize(("hits", "is_below"), [(89, True), (90, False)])
 def test_a_student_below_the_majority_class_is_reported(hits, is_below):
     report = demo(confusion=((0, 10), (90 - hits, hits)), class_names=("no", "<yes>"), student_accuracy=hits / 100)
-    words = "Below the majority class: always saying <yes> would be right for 90.0 % of the test points."
+    words = "Below the majority class: the constant prediction <yes> is right on 90.0 % of the test points."
     assert report.majority_warning == (words if is_below else None)
     assert demo(confusion=()).majority_warning is None  # no public test labels
 

@@ -50,14 +50,14 @@ def test_no_epsilon_is_too_large_for_the_bound():
 
 def test_plain_words_quote_the_attack_bound_rounded_up():
     words = " ".join(statement.format_plain_words(demo()))
-    percent = float(re.search(r"at most ([\d.]+) % of those that did", words)[1])
+    percent = float(re.search(r"at most ([\d.]+) % of the members", words)[1])
     assert 0 <= percent / 100 - statement.compute_attack_bound(demo().claim.epsilon, 1e-5, 0.01) < 1e-3
 
 
 @pytest.mark.parametrize(("cap", "charged", "left"), [(4.0, 2.2, "1.800"), (4.0, 2.2001, "1.799"), (2.0, 2.2, "0.000")])
 def test_the_budget_left_is_rounded_down(cap, charged, left):
     line = statement.list_epsilon_lines(demo(budget_epsilon=cap, epsilon_charged=charged))[-1]
-    assert line.note == f"{left} of it is left."
+    assert line.note == f"{left} of the cap is left."
 
 
 METHODS = {
