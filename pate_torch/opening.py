@@ -301,7 +301,7 @@ def _open_account(
         kind=kind,
         insecure_seed=privacy.insecure_noise_seed,
         first_charge_only=privacy.first_charge_only,
-        on_charge=functools.partial(store.record_charge, name, records),
+        on_new_head=functools.partial(store.record_charge, name, records),
         **terms,
     )
 

@@ -4,14 +4,17 @@
         written = session.run()                       # prepare, reserve, draw noise, write, commit
         student = session.fit(written)                # train the student: post-processing, which is free
         report = session.publish(written, student)    # write the reports of release/ and private/
-    session.finish()                                  # the same call makes a new release from now on
+    session.finish()                                  # from now on, the same call makes a new release
 
 The first step is in ``opening.py``. It refuses choices that cannot work before it locks the folder, and a run that the
-cap of the account does not admit before anything is trained. If a release is interrupted after its reservation, the
-worst case stays charged.
+cap of the account does not admit before anything is trained.
 
-Two options make a second reservation: the choice of a student by private records (``fit``), and the publication of the
-data-dependent price (``publish_private_price``).
+A process that dies before the reservation has charged nothing. After the reservation, the worst case stays charged: if
+the answers were written, the same call continues this release at no further cost; if not, it makes and charges a new
+one. A reservation that was committed is found again by the same call until ``finish``.
+
+Each of two options adds a reservation: the choice of a student by private records (``fit``), and the publication of a
+data-dependent epsilon (``publish_private_price``, between ``run`` and ``fit``).
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class ReleaseSession(OpenRun):
         """Make the release, or return the earlier or interrupted release that the run continues from.
 
         1. Prepare the method: train teachers, count votes, encode records. All results so far are private.
-        2. Check that the account admits everything that this run charges.
+        2. Check again that the account admits everything that this run charges: others may have charged it since.
         3. Reserve the worst case of the method's privacy events in the ledger.
         4. Draw the noise, which only the reservation gives out, and open the noisy answers.
         5. Write the answers into ``release/``.
@@ -70,7 +73,7 @@ class ReleaseSession(OpenRun):
         inputs, record = self.make_inputs(), make_record(config, self.facts)
         prepared = None if method.has_first_stage else method.prepare(inputs)  # step 1
         with self.clock("labels"):
-            self.check_budget()  # step 2, including the choice of a student, without which the labels would be useless
+            self.check_budget()  # step 2: the choice of a student must not fail after the labels are paid for
             release_store.check_unused_folder(config.folder)
             if prepared is not None:
                 prepared.check(budget, pool)
@@ -101,7 +104,7 @@ class ReleaseSession(OpenRun):
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
 
     def publish_private_price(self, written: WrittenRelease) -> str | None:
-        """Publish the data-dependent price, which has a price itself, and return a message with the published epsilon.
+        """Publish a data-dependent epsilon, which is itself charged, and return a message with this epsilon.
 
         None if the configuration has no ``private_epsilon``, or if an earlier run made the release.
         """

@@ -159,7 +159,7 @@ GNMAX_DISCRETE, PUBLISHED = GNMax(sigma=2.0, noise="discrete"), PrivateEpsilon(a
         (("privacy.delta=1e-16", "at least 1e-15 with continuous noise"), {"delta": 1e-16}),
         (("selection", "noise=torch"), {"selection": selection(), "mechanism": GNMAX_DISCRETE}),
         (("labels='../x'", "16 hexadecimal"), {"labels": "../x"}),
-        (("labels=", "Omit teachers"), {"labels": ID, "teachers": ID}),
+        (("labels=", "Leave out teachers"), {"labels": ID, "teachers": ID}),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_whatever_the_data(tmp_path, words, changes):

@@ -54,7 +54,7 @@ KERNEL = (
     *("methods/", "features/batch_invariant.py", "teachers/voting.py", "teachers/independence.py"),  # contributions
     "teachers/store.py",  # which teachers and which account these records have
     "data/labels_only.py",  # which side of the data a record is on, beside privacy/unit_ids.py
-    *("account.py", "opening.py", "session.py", "config.py", "students/selection.py"),  # what is charged
+    *("opening.py", "session.py", "config.py", "students/selection.py"),  # what is charged
     *("api/labeler.py", "api/journal.py"),
     *("release/store.py", "release/builder.py"),  # what is claimed, and used again
 )

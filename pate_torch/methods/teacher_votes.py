@@ -4,9 +4,10 @@ The algorithm (Papernot et al. 2017, 2018) has five steps. Comments in this file
 
     1  assign the privacy units to K disjoint shards
     2  train one teacher on each shard
-    3  train one teacher a second time in a process that holds only its shard; the result must be the same
+    3  train one teacher a second time in a process that holds only its shard. The result must be the same, else the
+       training of this teacher depends on other shards
     4  count the votes of the K teachers on every public point
-    5  answer questions in rounds with a mechanism, which alone opens the votes (``methods.labeling``)
+    5  answer questions in rounds with a mechanism, which alone makes releasable labels of votes (``methods.labeling``)
 
 The records of one privacy unit are in one shard, so the unit influences one teacher and one vote on every question. The
 L2 sensitivity of the votes on a question is sqrt(2) under either adjacency. Under add_remove, a keyed hash of the

@@ -6,14 +6,14 @@
         ...                                                        # write the answers
                                                                    # commit, if no error was raised
 
-If an error leaves the ``with`` block, the reservation stays spent. No other module charges the ledger. The only other
-noise source is ``DryRunNoise``, whose answers cannot be released.
+If the block ends by an error, or the process dies, the worst case stays charged. No other module charges the
+ledger. The only other noise source is ``DryRunNoise``, whose answers cannot be released.
 
 A release that takes several calls is suspended by ``spending.suspend(state)``, with a hash of everything that is needed
 to continue, and resumed by ``with budget.resume(spending.id, state) as spending``. Noise that the next call needs again
 (``NoiseSource.state``, such as the threshold of a sparse vector) is stored beside the ledger, and the ledger stores its
-hash together with the state. The ledger refuses every state except the newest recorded one, and this one, too, once
-noise may have been drawn after it. The reservation then stays spent.
+hash together with the state. Only the newest recorded state can be resumed, and only once, because noise may be drawn
+after it. If that call does not record a new state, the worst case stays charged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LIBRARY_NOISE_PREFIX = "by "  # noise of the kind "by opacus" is drawn by this 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
-    """An account of the ledger with the terms of a run, which must equal the terms of the account.
+    """The terms under which a run charges an account. The ledger refuses terms that differ from those of the account.
 
     Attributes:
         ledger: Ledger that holds the account.
@@ -48,10 +48,10 @@ class Budget:
         unit: Kind of the privacy unit.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         run: Name of the run's folder.
-        kind: Kind of noise (``NoiseSource``), or "by <library>" if a library draws the noise. An account admits one
-            kind only.
+        kind: Kind of noise: "torch" (continuous), "discrete", or "by <library>" if a library draws the noise. An
+            account admits one kind only. Secret bits come from the operating system for either kind.
         insecure_seed: Seed that makes noise repeatable and the run not private. None for secret noise.
-        on_charge: Function that stores the hash of the newest ledger entry outside the ledger, after each charge.
+        on_new_head: Function that stores the hash of the newest ledger entry outside the ledger, after each entry.
         first_charge_only: Whether a charge is refused if the account has any reservation.
     """
 
@@ -64,7 +64,7 @@ class Budget:
     run: str
     kind: str = "torch"
     insecure_seed: int | None = None
-    on_charge: Callable[[str], object] = do_nothing
+    on_new_head: Callable[[str], object] = do_nothing
     first_charge_only: bool = False
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class Budget:
 
     @contextmanager
     def _open_spending(self, reservation: Reservation, noise_state: Mapping[str, float]) -> Iterator[Spending]:
-        self.on_charge(self.ledger.get_head())
+        self.on_new_head(self.ledger.get_head())
         spending = Spending(self, reservation)
         if noise_state:
             spending.noise.state.update(noise_state)
@@ -176,14 +176,14 @@ class Budget:
         finally:
             spending._is_active = False
         # These lines run only if nothing was raised. Otherwise the reservation stays charged at its worst case.
-        state_path, events = self._get_state_path(spending.id), spending.charged_events
+        state_path, events = self._get_state_path(spending.id), spending.events_to_commit
         if spending._suspended_state is not None:
             noise_digest = save_noise_state(state_path, {} if spending._noise is None else spending._noise.state)
             self.ledger.record(reservation, events, state_digest=spending._suspended_state + noise_digest)
         else:
             self.ledger.commit(reservation, events, release_id=spending.id, digests=spending._digests)
             state_path.unlink(missing_ok=True)
-        self.on_charge(self.ledger.get_head())
+        self.on_new_head(self.ledger.get_head())
 
 
 class Spending:
@@ -217,8 +217,8 @@ class Spending:
         return self._noise
 
     @property
-    def charged_events(self) -> tuple[PrivacyEvent, ...]:
-        """Events charged at the end of the block: the incurred events if all costs were recorded, else the reserved."""
+    def events_to_commit(self) -> tuple[PrivacyEvent, ...]:
+        """Events that the commit charges: the incurred events if all costs were recorded, else the reserved events."""
         if self.incurred_events is None or self._has_unrecorded_noise:
             return self.reserved_events
         return self.incurred_events
@@ -248,8 +248,8 @@ class Spending:
     def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
         """Record the events that a part of the release incurred, after its noise was drawn.
 
-        The commit charges the recorded events instead of the reserved ones. If noise is drawn after the last call of
-        this method, all reserved events are charged.
+        The commit lowers the charge from the reserved events to the recorded ones. If noise is drawn after the last
+        call of this method, the charge stays as it was reserved.
         """
         self._check_active()
         self._has_unrecorded_noise = False
@@ -272,7 +272,7 @@ class Spending:
             fix = "Call spending.record_cost(events) after the draw."
             raise checks.error("first_answers", None, "did not record the cost of its answers", fix)
         self._has_fresh_noise = False
-        self._budget.ledger.record(self.id, self.charged_events, digests=self._digests)
+        self._budget.ledger.record(self.id, self.events_to_commit, digests=self._digests)
 
     def suspend(self, state_digest: str) -> None:
         """Leave the release open after the ``with`` block, to be resumed from a state with this hash."""

@@ -315,8 +315,13 @@ def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledg
             raise _corrupt_release_error(record, f"was edited: its {name} differs from the ledger's entry", fix)
     kinds = {"parameters": dict, "sensitivity": dict, "noise": str, "teachers_id": str, "num_teachers": int}
     for name, kind in kinds.items():
-        if not isinstance(record.get(name), kind):
-            raise _corrupt_release_error(record, f"was edited: its {name} is missing", fix)
+        value = record.get(name)
+        is_plain = kind is not dict or (
+            isinstance(value, dict)
+            and all(item is None or isinstance(item, str | bool | int | float) for item in value.values())
+        )
+        if not isinstance(value, kind) or not is_plain:
+            raise _corrupt_release_error(record, f"was edited: its {name} is missing or malformed", fix)
     load_method_description(record)
 
 

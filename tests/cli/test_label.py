@@ -96,7 +96,7 @@ def test_the_noise_can_be_calibrated(home):
         (("num_teachers=49",), (), "50 x 30"),
         (("num_points=31",), (), "50 x 30"),
         (("num_queries=31",), (), "num_queries=31"),
-        (("votes=missing.npy",), (), "no such file"),
+        (("votes=missing.npy",), (), "is not a file"),
     ],
     ids=str,
 )

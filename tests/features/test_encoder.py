@@ -204,7 +204,7 @@ def test_texts_are_packed_and_cut_between_characters():
     assert x.shape == (5, 10) and x.dtype == torch.uint8
     assert texts.decode_texts(x) == ["plain", "Grüße", "日本語", "tail ", "x" * 10]
     for bad in ("", " \t", "\0", None, 3):
-        with pytest.raises(ValueError, match=r"texts: every one"):
+        with pytest.raises(ValueError, match=r"texts: every text"):
             texts.encode_texts("texts", ["a", bad], 10)
 
 

@@ -332,7 +332,8 @@ def fail(error):
     [
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.training.save_file", 0),
-        ("pate_torch.release.store.write_atomically", 1),
+        ("pate_torch.release.store.write_atomically", 0),  # the note of the unfinished call
+        ("pate_torch.release.store.write", 1),
         ("pate_torch.owner_metrics.save_file", 1),
         ("pate_torch.session.save_student", 1),
         ("pate_torch.session.write_release", 1),
@@ -351,7 +352,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monke
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         (account,) = ledger.verify()
         # A release that was written down is found again; one that was not stays charged, beside the new one.
-        lost = place == "pate_torch.release.store.write_atomically"
+        lost = place == "pate_torch.release.store.write"
         assert (account.num_releases, account.num_open) == (1, int(lost))
 
 
