@@ -172,12 +172,14 @@ def test_conversion_edges():
     assert rdp.to_epsilon([2], [0.0], 0.5) == 0.0
     assert rdp.to_epsilon([2, 3], [math.inf, math.inf], 1e-5) == math.inf
     assert rdp.to_epsilon(3, 0.1, 1e-5) == rdp.to_epsilon([3.0], [0.1], 1e-5)
+    tables = [RdpCurveEvent(orders=(order,), rdp=(0.1,), source="test") for order in (2.0, 3.0)]
+    assert rdp.compute_delta(tables, 1.0) == 1.0  # no shared order: the divergence is infinite
 
 
 @pytest.mark.parametrize(
     ("words", "orders", "values", "delta"),
     [
-        *(("order", orders, [0.1] * len(orders), 1e-5) for orders in ([], [1], [0.5], [math.nan], [math.inf])),
+        *(("order", orders, [0.1] * len(orders), 1e-5) for orders in ([], [1], [0.5], [math.nan], [math.inf], ["two"])),
         *(("rdp", [2], values, 1e-5) for values in ([math.nan], [-1e-9], [0.1, 0.2])),
         *(("delta", [2], [0.1], delta) for delta in (0.0, 1.0, math.nan)),
     ],
