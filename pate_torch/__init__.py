@@ -7,6 +7,7 @@ no environment variable and no import hook.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("pate-torch")
     if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'pate_torch' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)

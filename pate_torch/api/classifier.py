@@ -12,6 +12,7 @@ categories, scaling and the values that replace missing numbers. ``PATE`` has mo
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -25,7 +26,15 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d,
 from torch import Tensor, nn
 
 from pate_torch.accounting.formatting import format_delta
-from pate_torch.api.inputs import PointTransform, encode_labels, is_images, is_table, parse_cells, predict_all_classes
+from pate_torch.api.inputs import (
+    PointTransform,
+    encode_labels,
+    is_images,
+    is_table,
+    parse_cells,
+    predict_all_classes,
+    to_dense,
+)
 from pate_torch.api.pate import PATE, annotate_disk_error, find_account, select_student_network
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
@@ -94,7 +103,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         spend_anyway: Whether to charge the account even if the forecast says that labels will be mostly noise.
         home: Folder of ledger, teachers and runs. None for PATE_HOME or, if PATE_HOME is not set, the user's store for
             ledger and teachers, and ``outputs`` in the working directory for runs.
-        random_state: Seed of everything except the noise, which is always secret.
+        random_state: Seed of everything except the noise, which is always secret. None draws a new seed for each fit; a
+            fit that was interrupted after its charge can then not be finished for free.
         device: Device on which networks are trained.
         verbose: Whether to print the chosen method, the forecast and the progress.
 
@@ -109,7 +119,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     epsilon: float = 1.0
     _: KW_ONLY
     account: str | None = None
-    num_records_about: int | None = None
+    num_records_about: float | None = None
     delta: float | None = None
     classes: Sequence[Any] | None = None
     classes_are_public: bool = False
@@ -126,13 +136,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     allow_duplicate_account: bool = False
     spend_anyway: bool = False
     home: Path | str | None = None
-    random_state: int = 0
+    random_state: int | None = 0
     device: str = "cpu"
     verbose: bool = True
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         tags.non_deterministic = True  # no seed may determine the noise
         tags.classifier_tags.poor_score = True  # scikit-learn's checks have a few dozen records, too few for privacy
         return tags
@@ -153,6 +164,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             BudgetExceeded: The charge would exceed the cap of the account. Nothing has been drawn or charged.
         """
         self._check_parameters()
+        seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
+        self._seed = checks.integer("random_state", seed, low=0)
         with annotate_disk_error(self._home, str(self.account)):
             x, label_N, pool = self._read_points(X, y, public)
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
@@ -183,7 +196,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
             X = self.encoder.encode(X, TEXT_SPEC, device=self.device).nan_to_num(0, 0, 0).numpy()  # as ``encode_sides``
-        x = self._transform(self._validate_points(X, reset=False), warns=True)
+        x = self._transform(self._validate_points(to_dense(X), reset=False), warns=True)
         if isinstance(self.student_, Student):
             return self.student_.compute_probabilities(x).double().numpy()
         return predict_all_classes(self.student_, self._transform.normalize(x), len(self.classes_))
@@ -228,8 +241,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _read_points(self, X: Any, y: Any, public: Any) -> tuple[Tensor, np.ndarray, Tensor]:
         """PRIVATE. Read records [N, ...], class numbers [N] (-1 if unusable) and public points; set ``classes_``."""
         if public is None:
-            problem = "must be unlabeled public points, which determine columns and scaling"
-            raise checks.error("public", None, problem, "Call fit(X, y, public=...).")
+            problem = "must be unlabeled public points, of the form of X"
+            fix = (
+                "Call fit(X, y, public=...) with rows that may be published: a public data set of the same kind, or "
+                "rows whose owners agreed. They determine columns and scaling. Without public rows, this classifier "
+                "cannot be used."
+            )
+            raise checks.error("public", None, problem, fix)
+        X, public = to_dense(X), to_dense(public)
         X, public, has_text_N = self._encode_texts(X, public)
         X, public = self._check_points(X, public)
         is_encoded = self.encoder is not None
@@ -297,7 +316,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         num_records = num_private if self.adjacency == "replace_one" else None
         if self.num_records_about is not None:
-            num_records = checks.integer("num_records_about", self.num_records_about, low=1)
+            size = self.num_records_about
+            size = int(size) if isinstance(size, float) and size.is_integer() else size
+            num_records = checks.integer("num_records_about", size, low=1)
         delta = autoconfig.choose_delta(num_records) if self.delta is None else checks.delta("delta", self.delta)
         return autoconfig.PublicFacts(
             epsilon=checks.positive("epsilon", self.epsilon),
@@ -363,7 +384,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             std=None if transform.std is None else transform.std.tolist(),
             schema=transform.schema,
             encoder=self.encoder.make_card(TEXT_SPEC) if isinstance(self.encoder, Encoder) else self.encoder,
-            seed=checks.integer("random_state", self.random_state, low=0),
+            seed=self._seed,
             device=self.device,
             quiet=not self.verbose,
             **voting,
@@ -396,7 +417,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 problem = "student: cannot be trained, because the mechanism labeled no public point"
                 raise ValueError(f"{problem}. The account stays charged. Use a larger epsilon or fewer questions.")
             else:
-                options: dict[str, Any] = {"seed": self.random_state, "device": torch.device(self.device)}
+                options: dict[str, Any] = {"seed": self._seed, "device": torch.device(self.device)}
                 module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
                 student = Student({"name": "own"}, module, spec)
         pate.report()

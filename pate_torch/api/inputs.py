@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
@@ -28,6 +29,11 @@ def is_table(x: Any) -> bool:
 def is_images(x: Any) -> bool:
     """Return whether ``x`` is an array or a tensor of images [N, Ch, H, W]."""
     return getattr(x, "ndim", 0) == 4
+
+
+def to_dense(x: Any) -> Any:
+    """Convert a sparse matrix to an array; return other points as they are."""
+    return x.toarray() if sparse.issparse(x) else x
 
 
 @dataclass(frozen=True, eq=False, repr=False)

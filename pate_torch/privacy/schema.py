@@ -22,6 +22,7 @@ MAX_CATEGORIES: Final = 64
 WITHHELD_CATEGORY: Final = " withheld"
 """Placeholder for the name of a category. No value equals the placeholder, because values are stripped."""
 _MISSING_TEXTS = {"", "na", "n/a", "nan", "null", "none"}
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?$")
 _NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # fewer texts than float() accepts: 1_2 is a name
 
 
@@ -105,6 +106,12 @@ class TableSchema:
                 values: Iterable[str] | None = [normalize_class_name(value) for value in declared_categories[name]]
             else:
                 values = _infer_categories(set(text) - {""})
+                if values is not None and all(map(_DATE.match, values)):
+                    problem = f"column {name!r} holds dates, which are neither numbers nor categories"
+                    fix = (
+                        "Replace the dates by numbers, such as the days since a fixed date, or list them in categories."
+                    )
+                    raise checks.error("public", next(iter(values)), problem, fix)
             column = Column(name, None if values is None else tuple(values))
             if name not in declared_categories and len(column.categories or ()) > max_categories:
                 raise TooManyCategoriesError(name, len(column.categories or ()), max_categories)

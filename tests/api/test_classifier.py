@@ -12,6 +12,7 @@ import uuid
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
@@ -58,6 +59,18 @@ def make(tmp_path):
     return functools.partial(make_classifier, tmp_path)
 
 
+def test_sparse_rows_go_in_and_come_out(make):
+    convert = scipy.sparse.csr_matrix
+    fitted = make(num_records_about=9e2, random_state=None).fit(convert(X), Y, public=convert(PUBLIC))
+    assert fitted.score(convert(TEST), TRUTH) > 0.9
+
+
+def test_columns_of_dates_are_refused_and_the_error_names_the_column(make):
+    days = pd.DataFrame({"x": PUBLIC[:, 0], "day": pd.Timestamp("2020-01-01") + pd.to_timedelta(range(150), "D")})
+    with pytest.raises(ValueError, match=r"column 'day' holds dates.*days since"):
+        make().fit(days, Y[:150], public=days)
+
+
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     """The classifier of a method, fitted once to the clouds: read-only."""
@@ -85,7 +98,7 @@ class WithThrownAwayAccounts(PATEClassifier):
     def fit(self, X, y):
         table = hasattr(X, "columns")
         try:
-            width = np.asarray(X).shape[1]
+            width = X.shape[1] if scipy.sparse.issparse(X) else np.asarray(X).shape[1]
         except (IndexError, TypeError):
             width = 2
         drawn = np.random.default_rng(0).uniform(-5, 5, (200, width))
