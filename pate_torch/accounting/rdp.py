@@ -153,14 +153,15 @@ def _minimize_over_orders(events: Iterable[PrivacyEvent], objective: Callable[[A
 
 def check_orders(orders: ArrayLike) -> Array:
     """Check that Renyi orders are finite and above 1, and convert the orders to float64 [A]."""
+    rule = "every order must be a finite number above 1"
     try:
         a = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     except (TypeError, ValueError) as error:
-        raise checks.error("orders", orders, "every order must be a finite number above 1") from error
+        raise checks.error("orders", orders, rule) from error
     if a.ndim != 1 or not len(a):
         raise checks.error("orders", orders, "must be a list of at least one order")
     if not (np.isfinite(a).all() and (a > 1).all()):
-        raise checks.error("orders", orders, "every order must be a finite number above 1")
+        raise checks.error("orders", orders, rule)
     return a
 
 

@@ -1,6 +1,7 @@
 """Each part of the GPU check passes on the simulated GPU, and a part that fails shows in the exit code."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -44,6 +45,18 @@ def test_a_part_that_fails_is_exit_code_1(monkeypatch, capsys, tmp_path, simulat
     code, found = run_check(tmp_path, "environment")
     assert code == 1 and not found["passed"]
     assert "hidden  FAILED" in capsys.readouterr().out
+
+
+def test_a_part_ends_when_its_seconds_are_over(monkeypatch):
+    def find_forever(setup):
+        while True:
+            time.sleep(0.01)
+            yield Finding("again", 1.0)
+
+    monkeypatch.setitem(PARTS, "endless", (0.05, find_forever))
+    result = check.run_part("endless", check.Setup(torch.device("cpu")))
+    assert result["status"] == PASSED and result["findings"][-1]["what"] == "ended early"
+    assert len(result["findings"]) < 20
 
 
 def test_a_machine_without_a_gpu_is_exit_code_2(capsys, monkeypatch):
