@@ -49,6 +49,10 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "encoder": _target("features.encoder.Encoder"),
         "fourier": _target("features.fourier.FourierFeatures"),
     },
+    "first_answers": {
+        **_NONE,
+        "class_counts": _target("mechanisms.class_counts.ClassCounts", adjacency="${partition.name}", sigma=20.0),
+    },
     "mechanism": {
         "confident": _target("mechanisms.confident.ConfidentGNMax"),
         "exponential": _target("mechanisms.exponential.ExponentialMechanism"),

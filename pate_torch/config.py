@@ -41,6 +41,7 @@ class PrivacyConfig:
         target_epsilon: Epsilon of the release, to which its noise is calibrated. None to use the noise of the method.
         allow_duplicate_account: Whether this account may be charged for records that another account was charged for.
         first_charge_only: Whether the charge is refused if the account has any reservation.
+        spend_anyway: Whether to go on if the first answers show that no skill is expected of the model.
         chosen_by: Basis on which the settings of this release are chosen (``records.SELECTION_BASES``). None if it is
             not stated.
 
@@ -55,6 +56,7 @@ class PrivacyConfig:
     target_epsilon: float | None = None
     allow_duplicate_account: bool = False
     first_charge_only: bool = False
+    spend_anyway: bool = False
     chosen_by: str | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +64,8 @@ class PrivacyConfig:
             if getattr(self, key) is not None:
                 checks.positive(f"privacy.{key}", getattr(self, key))
         checks.positive("privacy.opening_budget", self.opening_budget)
-        checks.boolean("privacy.allow_duplicate_account", self.allow_duplicate_account)
+        for key in ("allow_duplicate_account", "spend_anyway"):
+            checks.boolean(f"privacy.{key}", getattr(self, key))
         if self.chosen_by is not None:
             checks.one_of("privacy.chosen_by", self.chosen_by, SELECTION_BASES)
 

@@ -19,13 +19,14 @@ data-dependent epsilon (``publish_private_price``, between ``run`` and ``fit``).
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import run_folders
 from pate_torch.core.progress import do_nothing
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
-from pate_torch.methods.base import ModelRelease
+from pate_torch.methods.base import FirstAnswers, ModelForecast, ModelRelease, PrivateMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.voting import VotingMethod
 from pate_torch.opening import OpenRun, make_record
@@ -46,6 +47,27 @@ from pate_torch.students.labels import make_student_task
 from pate_torch.students.store import save as save_student
 
 NamedStudent = tuple[str, Student]
+MAX_OUTSIDE_SHARE = 0.05
+"""Share of private values outside the public range that is expected even of public points from the same population."""
+
+
+class ReleaseStopped(ValueError):
+    """A release that stopped after its first answers, because no skill is expected of its model.
+
+    Attributes:
+        forecast: Forecast from the first answers.
+        reservation_id: Id of the reservation that paid for the first answers.
+    """
+
+    def __init__(
+        self,
+        forecast: ModelForecast,
+        reservation_id: str,
+        fix: str = "Use more records or a larger privacy.target_epsilon, or set privacy.spend_anyway=true.",
+    ) -> None:
+        problem = "The noisy class counts show too few records for the noise, so the release stopped there"
+        super().__init__(f"{problem}, and only the counts are charged. Forecast: {forecast}. {fix}")
+        self.forecast, self.reservation_id = forecast, reservation_id
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -64,13 +86,18 @@ class ReleaseSession(OpenRun):
         5. Write the answers into ``release/``.
         6. Commit the reservation, with the hashes of the written files.
 
-        A method with a first stage is prepared after step 3, from the answers of that stage.
+        A method with a first stage is prepared after step 3, from the answers of that stage. If these answers show that
+        no skill is expected of the model, the release stops: the reservation is committed with the events of these
+        answers, which are a release of their own.
+
+        Raises:
+            ReleaseStopped: The first answers stopped the release. Only these answers are charged.
         """
         if self.reused is not None:
             return self.reused
         config, method, budget, pool = self.config, self.config.method, self.budget, self.facts.pool
         assert budget is not None
-        inputs, record = self.make_inputs(), make_record(config, self.facts)
+        inputs, stopped_by, digests = self.make_inputs(), None, {}
         prepared = None if method.has_first_stage else method.prepare(inputs)  # step 1
         with self.clock("labels"):
             self.check_budget()  # step 2: the choice of a student must not fail after the labels are paid for
@@ -82,26 +109,54 @@ class ReleaseSession(OpenRun):
             events = method.privacy_events(self.facts)
             with budget.spend(events, mechanism=method.mechanism_name, purpose=method.purpose) as spending:  # step 3
                 if prepared is None:
-                    first_answers = method.first_answers(inputs.records, spending)
+                    first_answers = method.first_answers(inputs.records, self.facts, spending)
                     digests = release_store.write_first_answers(self.release_dir, first_answers)
                     spending.record_first_answers(digests)
-                    record |= digests
-                    prepared = method.prepare(replace(inputs, first_answers=first_answers))
-                    prepared.check(budget, pool)
-                release = prepared.release(pool, spending)  # step 4
-                record |= {"teachers_id": prepared.id} if prepared.id else {}
-                if isinstance(release, ModelRelease):  # step 5
-                    digests = save_model(release.student, self.release_dir)
+                    method, stopped_by = self._continue_from(first_answers)
+                    if stopped_by is None:
+                        prepared = method.prepare(replace(inputs, first_answers=first_answers))
+                        prepared.check(budget, pool)
+                if prepared is None:
+                    spending.stop()  # the block ends without an error, so that the rest of the reservation is returned
                 else:
-                    record = release_store.write(
-                        self.release_dir, release, record, self.facts.spec, prepared.guide, pool.names
-                    )
-                    digests = release_store.select_digests(record)
-                spending.record_files(digests)  # step 6 follows when the block ends without an error
+                    release = prepared.release(pool, spending)  # step 4
+                    record = make_record(replace(config, method=method), self.facts) | digests
+                    record |= {"teachers_id": prepared.id} if prepared.id else {}
+                    if isinstance(release, ModelRelease):  # step 5
+                        digests = save_model(release.student, self.release_dir)
+                    else:
+                        record = release_store.write(
+                            self.release_dir, release, record, self.facts.spec, prepared.guide, pool.names
+                        )
+                        digests = release_store.select_digests(record)
+                    spending.record_files(digests)  # step 6 follows when the block ends without an error
+        if prepared is None:
+            assert stopped_by is not None
+            self.finish()
+            raise ReleaseStopped(stopped_by, spending.id)
         prepared.on_ledger_head(self.ledger.get_head())
         self.reservation_ids.append(release.id)
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
+
+    def _continue_from(self, first_answers: FirstAnswers) -> tuple[PrivateMethod, ModelForecast | None]:
+        """Adapt the method to its first answers. Also return the forecast that stops the release, or None."""
+        method = self.config.method.adapt(first_answers, self.facts)
+        if method.privacy_events(self.facts) != self.config.method.privacy_events(self.facts):
+            raise ValueError(
+                "first_answers: a setting changed on which the price depends. The reservation stays spent."
+            )
+        forecast = method.forecast_model(first_answers, self.facts)
+        if forecast is not None:
+            self.stages.print_message(f"Forecast from noisy class counts: {forecast}.")
+        outside = first_answers.estimate_outside_share(first_answers.estimate_size(self.facts.num_units))
+        if outside > MAX_OUTSIDE_SHARE:
+            problem = (
+                f"about {100 * outside:.0f} % of the private values or more lie outside the range of the public points"
+            )
+            warnings.warn(f"public: {problem}. Are they in other units, or of another population?", stacklevel=2)
+        has_no_skill = forecast is not None and forecast.skill <= 0 and not self.config.privacy.spend_anyway
+        return method, forecast if has_no_skill else None
 
     def publish_private_price(self, written: WrittenRelease) -> str | None:
         """Publish a data-dependent epsilon, which is itself charged, and return a message with this epsilon.

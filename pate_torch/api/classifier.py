@@ -50,8 +50,9 @@ from pate_torch.privacy.accounts import account_charged_error
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, EncoderCard
 from pate_torch.privacy.unit_ids import parse_unit_ids
+from pate_torch.release import store as release_store
 from pate_torch.release.store import UnfinishedCall
-from pate_torch.session import ReleaseSession
+from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.linear import Logistic, ReleasedModel
 from pate_torch.students.self_training import SelfTraining
@@ -76,10 +77,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     Args:
         epsilon: Privacy cost of the fit, in epsilon.
         account: Name of the ledger account of the private data set. Every release from the data set is charged to it.
-        num_records_about: Approximate number of private records, if the number is public. None uses the exact number
-            under replace_one, where it is public, and no number under add_remove.
-        delta: Delta of the guarantee. None takes 1e-5, or the largest power of ten below 1/(number of records) if that
-            power is smaller.
+        num_records_about: Approximate number of private records, if the number is public. It replaces the noisy total
+            of the class counts if both agree within two standard deviations. ``method="dpsgd"`` needs it.
+        delta: Delta of the guarantee, which should be far below 1/(number of records).
         classes: All classes, in order. Required unless ``classes_are_public``.
         classes_are_public: Whether the distinct values of ``y`` are public. If True and ``classes`` is None, these
             values are the classes, and the privacy statement mentions their origin.
@@ -100,7 +100,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         chosen_by: How this release was chosen among several settings, for the privacy statement: "public data",
             "priced" or "private scores" (such as cross-validation on private records). None if not stated.
         allow_duplicate_account: Whether these records may also be charged to an account of another name.
-        spend_anyway: Whether to charge the account even if the forecast says that labels will be mostly noise.
+        spend_anyway: Whether to spend the whole epsilon even if no skill is expected of the model.
         home: Folder of ledger, teachers and runs. None for PATE_HOME or, if PATE_HOME is not set, the user's store for
             ledger and teachers, and ``outputs`` in the working directory for runs.
         random_state: Seed of everything except the noise, which is always secret. None draws a new seed for each fit; a
@@ -114,13 +114,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         privacy_: Privacy statement, as in privacy.json.
         release_: Folder that may be published.
         student_: Model that predicts.
+        class_counts_: Noisy number of units in each class, [C], which may be published. None for ``method="dpsgd"``.
     """
 
     epsilon: float = 1.0
     _: KW_ONLY
     account: str | None = None
     num_records_about: float | None = None
-    delta: float | None = None
+    delta: float = 1e-5
     classes: Sequence[Any] | None = None
     classes_are_public: bool = False
     categories: Mapping[str, Sequence[Any]] | None = None
@@ -162,6 +163,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             ValueError: An argument is wrong, and nothing has been charged; or, after the charge, no public point has
                 a label from which the student could learn.
             BudgetExceeded: The charge would exceed the cap of the account. Nothing has been drawn or charged.
+            ReleaseStopped: The noisy class counts show too few records for the noise, so that the model is expected to
+                be no better than the class frequencies. Only the counts are charged, and another fit is a new charge.
         """
         self._check_parameters()
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
@@ -182,7 +185,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             if self.method_.name == "dpsgd":
                 self.student_, self.release_ = _fit_dpsgd(pate, pool, facts)
             else:
-                self.student_, self.release_ = self._release_and_fit(pate, pool, spec), pate.folder
+                self.student_, self.release_ = self._release_and_fit(pate, pool, spec, facts), pate.folder
+            first_answers = release_store.read_first_answers(self.release_)
+            self.class_counts_ = None if first_answers is None else first_answers.counts_C.numpy()
             self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
         return self
 
@@ -314,15 +319,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _collect_facts(self, num_private: int, pool: Tensor, *, has_groups: bool) -> autoconfig.PublicFacts:
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
-        num_records = num_private if self.adjacency == "replace_one" else None
+        num_records = num_private if self.adjacency == "replace_one" else None  # the number is public there
         if self.num_records_about is not None:
             size = self.num_records_about
             size = int(size) if isinstance(size, float) and size.is_integer() else size
             num_records = checks.integer("num_records_about", size, low=1)
-        delta = autoconfig.choose_delta(num_records) if self.delta is None else checks.delta("delta", self.delta)
         return autoconfig.PublicFacts(
             epsilon=checks.positive("epsilon", self.epsilon),
-            delta=delta,
+            delta=checks.delta("delta", self.delta),
             adjacency=self.adjacency,
             has_groups=has_groups,
             num_records=num_records,
@@ -343,7 +347,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             problem = "is too small for teachers: according to the forecast, their labels would be mostly noise"
             fix = "Pass a larger epsilon, or pass spend_anyway=True to charge the account anyway."
             if facts.num_records is None:
-                fix = f"Pass num_records_about=... if the number of private records is public. {fix}"
+                fix = f"Use method='gradients', or pass num_records_about=... if this number is public. {fix}"
             raise checks.error("epsilon", facts.epsilon, problem, fix)
 
     def _make_pate(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
@@ -351,8 +355,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         home, method, transform, name = self._home, self.method_, self._transform, str(self.account)
         account = find_account(home, name)
         is_charged = account is not None and account.is_charged
+        has_release = account is not None and account.has_release
         may_charge = self.allow_refit or UnfinishedCall.has_any(TeacherStore(home), name)
-        if account is not None and is_charged and not may_charge:  # the ledger checks this again at the charge
+        if account is not None and has_release and not may_charge:  # the ledger checks this again at the charge
             raise account_charged_error(account, facts.epsilon)
         voting: dict[str, Any] = {}
         if method.name == "dpsgd":
@@ -361,12 +366,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             teacher: Any = DPSGD(network="cnn" if facts.is_image else "mlp")
         elif method.name == "gradients":
             assert isinstance(method.mechanism, GradientDescent)
-            dim = method.effective_dim
-            teacher = GradientMethod(size=facts.num_records, effective_dim=dim, mechanism=method.mechanism)
+            teacher = GradientMethod(
+                size=facts.num_records,
+                mechanism=method.mechanism,
+                class_counts=method.class_counts,
+                plans_from_counts=True,
+            )
         else:
             assert isinstance(method.mechanism, VoteMechanism)
             teacher = method.teacher if self.teacher is None else self.teacher
             voting = {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
+            voting["first_answers"] = method.class_counts
         return PATE(
             name,
             classes=[str(value) for value in self.classes_],
@@ -375,6 +385,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             teacher=teacher,
             first_charge_only=not self.allow_refit,
             allow_duplicate_account=self.allow_duplicate_account,
+            spend_anyway=self.spend_anyway,
             chosen_by=self.chosen_by,
             provenance=self._collect_provenance(),
             home=home,
@@ -403,10 +414,20 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     # ---- training -----------------------------------------------------------------------------------------------
 
-    def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec) -> Any:
+    def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec, facts: autoconfig.PublicFacts) -> Any:
         """Release labels of the public points, and train the student."""
         method, student = self.method_, self.student
-        release = pate.label(pool, method.num_queries, strategy=method.query, features=method.features, finish=False)
+        options: dict[str, Any] = {"strategy": method.query, "features": method.features, "finish": False}
+        try:
+            release = pate.label(pool, method.num_queries, **options)
+        except ReleaseStopped as stopped:
+            fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True."
+            raise ReleaseStopped(stopped.forecast, stopped.reservation_id, fix) from None
+        first_answers = release_store.read_first_answers(pate.folder)
+        if first_answers is not None and isinstance(method.mechanism, GradientDescent):
+            size = first_answers.estimate_size(facts.num_records if self.adjacency == "replace_one" else None)
+            self_training = autoconfig.needs_self_training(facts, size, method.mechanism)
+            method = self.method_ = replace(method, self_training=self_training)
         if student is None or isinstance(student, StudentAlgorithm):
             student = pate.fit_student(self._select_student(spec) if student is None else student)
         else:
@@ -417,7 +438,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 problem = "student: cannot be trained, because the mechanism labeled no public point"
                 raise ValueError(f"{problem}. The account stays charged. Use a larger epsilon or fewer questions.")
             else:
-                options: dict[str, Any] = {"seed": self._seed, "device": torch.device(self.device)}
+                options = {"seed": self._seed, "device": torch.device(self.device)}
                 module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
                 student = Student({"name": "own"}, module, spec)
         pate.report()
@@ -440,9 +461,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         unit_name = unit.partition(":")[0]
         price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
         print(f"PATEClassifier, {price}: {self.method_.reason}.")
-        note = "num_records_about is not set: delta is 1e-5, and the plan depends on the number of public points. "
-        is_default = facts.num_records is None and self.delta is None
-        print(f"  {note if is_default else ''}Forecast: {self.method_.expectation}")
+        print(f"  {self.method_.expectation}")
         print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
 
 

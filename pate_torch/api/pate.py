@@ -34,6 +34,7 @@ from pate_torch.data import tensors
 from pate_torch.data.base import Constants, DatasetSource, check_name, compute_normalization
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
@@ -113,6 +114,8 @@ class PATE:
         allow_uninformative_labels: Whether to ask questions although the labels would be no better than chance even if
             all teachers agreed.
         first_charge_only: Whether to refuse a charge if the account has any reservation.
+        first_answers: Mechanism of noisy class counts, which are drawn first. None to draw none.
+        spend_anyway: Whether to go on if the class counts show that no skill is expected of the model.
         provenance: Origins of the classes and constants for the privacy statement (``privacy.records``). None to derive
             the origins from the arguments.
         insecure_noise_seed: Seed that makes the noise repeatable and the release not private. None for secret noise.
@@ -142,6 +145,8 @@ class PATE:
     encoder: EncoderCard | None = None
     allow_duplicate_account: bool = False
     first_charge_only: bool = False
+    first_answers: ClassCounts | None = None
+    spend_anyway: bool = False
     allow_uninformative_labels: bool = False
     chosen_by: str | None = None
     provenance: Mapping[str, str] | None = None
@@ -170,6 +175,7 @@ class PATE:
             budget_epsilon=self.budget_epsilon,
             allow_duplicate_account=self.allow_duplicate_account,
             first_charge_only=self.first_charge_only,
+            spend_anyway=self.spend_anyway,
             chosen_by=self.chosen_by,
         )
         self.home = run_folders.check_root(run_folders.get_home_folder(self.home))
@@ -275,6 +281,7 @@ class PATE:
 
         Raises:
             BudgetExceeded: The charge would exceed the cap. Nothing has been drawn or charged.
+            ReleaseStopped: The class counts show that no skill is expected of the model. Only the counts are charged.
             ValueError: An argument is wrong. Nothing has been charged.
         """
         self._clock = StageTimer()  # the stages of earlier calls do not belong to this release
@@ -495,6 +502,8 @@ class PATE:
 
     def _build_method(self, method: str | Mapping[str, Any] | None, spec: DataSpec, **choices: Any) -> PrivateMethod:
         """Make the method of one call of ``label`` from stored teachers, the user's ``PrivateMethod`` or a panel."""
+        if self.first_answers is not None:
+            choices["class_counts"] = self.first_answers
         if self._stored_teachers is not None:
             stored = self._stored_teachers
             alias = TeacherStore(self.home).create_alias(stored.identity.fingerprint, stored.id)

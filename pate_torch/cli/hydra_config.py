@@ -29,6 +29,7 @@ from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.privacy.partition import Partition
@@ -172,7 +173,10 @@ def _build_method(
         "guide_student": (None if student is None else student.guide) if guide_student is None else guide_student,
         "releases_guide": guide_student is None,
         "features": features,
+        "class_counts": instantiate_component(cfg, "first_answers", ClassCounts | None),
     }
+    if components["class_counts"] is not None and "class_counts" not in fields:
+        raise checks.error("first_answers", "class_counts", f"cannot be combined with method={name}", "Omit it.")
     for key, kind in {"mechanism": Mechanism, "query": QueryStrategy, "teacher": TeacherRecipe}.items():
         if key in fields:
             components[key] = instantiate_component(cfg, key, kind)

@@ -2,7 +2,9 @@
 
     validate(facts)           refuse settings that cannot work, judged by public facts alone
     privacy_events(facts)     return the worst case, which is reserved before any noise is drawn
-    first_answers(...)        optional: draw noisy answers that the same reservation pays for
+    first_answers(...)        optional: draw noisy class counts that the same reservation pays for
+    adapt(first_answers)      optional: set from these counts what no price depends on
+    forecast_model(...)       optional: a forecast of no skill stops the release, and the counts alone are charged
     prepare(inputs)           PRIVATE: train teachers or encode records
     release(pool, spending)   open the sensitive values with noise that was paid for
 
@@ -13,6 +15,7 @@ beside the answers.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -44,12 +47,64 @@ class FirstAnswers:
     """Releasable. Noisy answers of the first stage of a method.
 
     Attributes:
-        counts_C: Noisy number of privacy units in each class, float64 [C].
+        counts_C: Noisy number of privacy units in each class, whole numbers in float64 [C].
         sigma: Standard deviation of the noise of each count.
+        outside: Noisy sum of the units' shares of numeric values outside the public range, with noise of twice sigma.
+            None if it was not counted.
     """
 
     counts_C: Tensor
     sigma: float
+    outside: float | None = None
+
+    @property
+    def total_sigma(self) -> float:
+        """Standard deviation of the noise of the total."""
+        return self.sigma * math.sqrt(len(self.counts_C))
+
+    def estimate_size(self, known_size: int | None, declared_size: int | None = None) -> int:
+        """Estimate the number of units, at least 1.
+
+        Args:
+            known_size: Number of units under replace_one, where it is public. None under add_remove.
+            declared_size: Declared number. It is used if it is within two standard deviations of the noisy total.
+        """
+        total = float(self.counts_C.sum())
+        if known_size is None and declared_size is not None and abs(total - declared_size) <= 2 * self.total_sigma:
+            known_size = declared_size
+        return max(1, round(total)) if known_size is None else known_size
+
+    def estimate_frequencies(self) -> Tensor:
+        """Estimate the class frequencies, float64 [C]. A count counts as half a standard deviation of noise or more."""
+        counts_C = self.counts_C.clamp(min=max(1.0, self.sigma / 2))
+        return counts_C / counts_C.sum()
+
+    def estimate_outside_share(self, size: int) -> float:
+        """Estimate a share of values outside the public range that the noise exceeds in one of twenty cases at most."""
+        return 0.0 if self.outside is None else max(0.0, self.outside - 1.645 * 2 * self.sigma) / size
+
+
+@dataclass(frozen=True)
+class ModelForecast:
+    """Releasable. Expectation of a model's skill, the share of the class frequencies' log loss that the model removes.
+
+    Attributes:
+        num_units: Estimated number of units.
+        skill: Expected skill. A model of skill 0 or less is no better than the class frequencies.
+        low: Lower end of the interval that held the skill in eight of ten stand-in cases.
+        high: Upper end of this interval.
+    """
+
+    num_units: int
+    skill: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return (
+            f"about {self.num_units:,} units; the model is expected to remove {100 * self.skill:.0f} % of the log loss "
+            f"of the class frequencies ({100 * self.low:.0f} to {100 * self.high:.0f} % in eight of ten stand-in cases)"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +192,6 @@ class PrivateMethod(ABC):
         name: Name of the method in ``release.json``.
         purpose: Purpose of the method's reservation, for the ledger.
         price_advice: Advice on how to lower the price of a release, for messages.
-        has_first_stage: Whether the session calls ``first_answers``.
         uses_public_points: Whether the release depends on the public points, apart from normalization constants.
         releases_model: Whether the method releases a model instead of labels.
     """
@@ -145,7 +199,6 @@ class PrivateMethod(ABC):
     name: str = ""
     purpose: ClassVar[str] = PURPOSE_LABELS
     price_advice: ClassVar[str] = "Ask fewer questions (num_queries) or add noise (mechanism.sigma)"
-    has_first_stage: ClassVar[bool] = False
     releases_model: ClassVar[bool] = False
     uses_public_points: ClassVar[bool] = True
 
@@ -173,6 +226,11 @@ class PrivateMethod(ABC):
     @abstractmethod
     def noise(self) -> str:
         """Kind of noise for which the price holds: "torch" or "discrete"."""
+
+    @property
+    def has_first_stage(self) -> bool:
+        """Whether the session calls ``first_answers``."""
+        return False
 
     def check_student(self, student: StudentAlgorithm) -> None:
         """Raise ValueError if the student cannot learn from a release of this method, whatever the data are."""
@@ -216,6 +274,14 @@ class PrivateMethod(ABC):
         """Return a warning if public facts show that the answers will be mostly noise, else None."""
         return None
 
+    def adapt(self, first_answers: FirstAnswers, facts: DatasetFacts) -> PrivateMethod:
+        """Return this method with settings that follow from the first answers, at the same privacy events."""
+        return self
+
+    def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> ModelForecast | None:
+        """Forecast from the first answers how much better than the class frequencies the model will be."""
+        return None
+
     def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
         """Return the folder whose ledger is charged."""
         return root
@@ -229,7 +295,7 @@ class PrivateMethod(ABC):
     def check_stored(self, inputs: MethodInputs) -> None:  # noqa: B027
         """PRIVATE. Raise ValueError if stored teachers that the user named were not trained on these records."""
 
-    def first_answers(self, records: PrivateRecords, spending: Spending) -> FirstAnswers:
+    def first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
         """PRIVATE. Draw the noisy answers that ``prepare`` may use, if ``has_first_stage`` is set."""
         raise NotImplementedError(f"{type(self).__name__}: has no first stage")
 

@@ -28,16 +28,18 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
-from pate_torch.methods.base import MethodDescription, MethodInputs, PreparedMethod, PrivateMethod
+from pate_torch.mechanisms.class_counts import ClassCounts
+from pate_torch.methods.base import FirstAnswers, MethodDescription, MethodInputs, PreparedMethod, PrivateMethod
 from pate_torch.privacy.budget import Budget, Spending
-from pate_torch.privacy.partition import DatasetFacts
-from pate_torch.privacy.records import DataSpec, PublicPool, Release
+from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
+from pate_torch.privacy.records import DataSpec, MechanismContext, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import (
     CellHistogram,
     SensitiveRecords,
     SensitiveValue,
     Sensitivity,
     SoftVotes,
+    UnitCounts,
     Votes,
     check_sensitivity,
 )
@@ -70,6 +72,7 @@ class LabelingMethod(PrivateMethod):
         releases_guide: Whether the published student continues from the guide student.
         allow_uninformative_labels: Whether to accept labels that would be no better than chance even if all teachers
             agreed.
+        class_counts: Mechanism of the first stage, which counts the units of each class. None for no first stage.
     """
 
     mechanism_type: ClassVar[Any] = Mechanism
@@ -82,6 +85,7 @@ class LabelingMethod(PrivateMethod):
     guide_student: StudentAlgorithm | None = None
     releases_guide: bool = False
     allow_uninformative_labels: bool = False
+    class_counts: ClassCounts | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +150,13 @@ class LabelingMethod(PrivateMethod):
     def validate(self, facts: DatasetFacts) -> None:
         fix = f"There are {len(facts.pool)} public points to ask about."
         checks.integer("num_queries", self.num_queries, low=1, high=len(facts.pool), fix=fix)
+        if self.class_counts is not None:
+            if self.class_counts.adjacency != facts.adjacency:
+                problem = f"must be the adjacency of the partition, {facts.adjacency}"
+                raise checks.error("first_answers.adjacency", self.class_counts.adjacency, problem)
+            if self.noise != self.class_counts.noise or not facts.has_records:
+                problem = "needs private records, and noise=torch"
+                raise checks.error("first_answers", self.class_counts.name, problem, "Use first_answers=none.")
         if self.features is not None:
             with checks.prefixed_errors("features"):
                 self.features.check(facts.spec)
@@ -156,8 +167,25 @@ class LabelingMethod(PrivateMethod):
             with checks.prefixed_errors("guide_student"):
                 self.guide_student.check(facts.spec)
 
+    @property
+    def has_first_stage(self) -> bool:
+        return self.class_counts is not None
+
     def privacy_events(self, facts: DatasetFacts | None = None) -> tuple[PrivacyEvent, ...]:
-        return self.mechanism.privacy_events(self.num_queries, self.num_rounds)
+        count_events = () if self.class_counts is None else self.class_counts.privacy_events()
+        return count_events + self.mechanism.privacy_events(self.num_queries, self.num_rounds)
+
+    def first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
+        """PRIVATE. Draw the noisy class counts of one usable record of each unit."""
+        assert self.class_counts is not None
+        units = select_one_per_unit(records, facts.adjacency)
+        counts = UnitCounts.from_units(units.y, units.outside_N, facts.spec.num_classes, facts.adjacency)
+        check_values(counts.sensitivity, self.class_counts, spending)
+        answers = spending.accept(self.class_counts.release(counts, spending.noise, MechanismContext(num_queries=1)))
+        spending.record_cost(answers.events)
+        assert answers.noisy_counts is not None
+        noisy_F = answers.noisy_counts.counts_QC[0].double()
+        return FirstAnswers(noisy_F[:-1], answers.noisy_counts.sigma, float(noisy_F[-1]))
 
     @abstractmethod
     def describe(self, facts: DatasetFacts) -> MethodDescription:
@@ -206,6 +234,7 @@ class PreparedLabeling(PreparedMethod):
         refit: PRIVATE. Function that makes the values of the next round in the features of the guide student. The
             contribution of a record depends on this record and on released values alone. None if all rounds open the
             same values.
+        finish_release: Function of the finished release that rescales its model. None to keep the release.
         device: Device on which the guide student is trained.
         progress: Function that receives (done, total) questions.
         guide_progress: Function that receives the progress of the guide student's training.
@@ -222,6 +251,7 @@ class PreparedLabeling(PreparedMethod):
     guide_student: StudentAlgorithm | None = None
     releases_guide: bool = False
     refit: Callable[[Student], SensitiveRecords] | None = None
+    finish_release: Callable[[Release], Release] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     progress: Progress = do_nothing
     guide_progress: Progress = do_nothing
@@ -307,7 +337,7 @@ class PreparedLabeling(PreparedMethod):
         if opened_votes:
             counts_QC = torch.cat([votes.counts_QC for votes in opened_votes])
             self.opened_votes = replace(opened_votes[-1], counts_QC=counts_QC)
-        return release
+        return release if self.finish_release is None else self.finish_release(release)
 
     def _fit_guide(self, release: Release, pool: PublicPool) -> Student:
         """Fit the guide student to the answers so far. If it is to be released, it continues from the previous one."""

@@ -1,9 +1,10 @@
 """Choice of the method for an epsilon from public facts alone, with the reason for the choice.
 
-If the number of records is declared, the method is noisy gradients of a linear model. Its features are random Fourier
-features of rows, contrastive features of images, or the features of an encoder. Otherwise the method is teachers. For
-rows, these are linear teachers of about ten records each, which label the centers of clusters. DP-SGD is never chosen
-automatically.
+The method is noisy gradients of a linear model. Its features are random Fourier features of rows, contrastive features
+of images, or the features of an encoder. Teachers answer only if the user asks for them, or brings a teacher. Those for
+rows are linear and label the centers of clusters; if the number of records is declared, each has about ten records.
+DP-SGD is never chosen automatically. Gradients and teachers first buy noisy class counts, which decide the scale of the
+gradient steps and whether the fit goes on.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pate_torch.accounting import calibration
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods import feasibility
 from pate_torch.planning import gradient_budget
 from pate_torch.queries.base import QueryStrategy
@@ -26,8 +30,6 @@ from pate_torch.queries.clusters import Medoids
 from pate_torch.teachers.recipe import TeacherRecipe
 
 METHODS: Final = ("auto", "teachers", "gradients", "dpsgd")
-MAX_DELTA: Final = 1e-5
-"""Largest default delta, which is also the default if the number of records is not declared."""
 _MAX_TEACHERS, _MIN_TEACHERS = 400, 10
 _RECORDS_PER_TEACHER = 100
 """Number of records per teacher for networks and for estimators of the user."""
@@ -50,7 +52,7 @@ class PublicFacts:
         delta: Delta of the account.
         adjacency: Neighboring relation.
         has_groups: Whether a privacy unit is a group of records.
-        num_records: Approximate number of private records. None if not declared.
+        num_records: Approximate number of private records, if it is public. None if it is not declared.
         num_public: Number of public points.
         num_classes: Number C of classes.
         is_image: Whether points are images.
@@ -79,11 +81,12 @@ class MethodConfig:
         num_teachers: Number K of teachers. 0 for a method without teachers.
         num_queries: Number of public points that are labeled.
         mechanism: Mechanism with calibrated noise. None for DP-SGD, whose noise is calibrated later.
+        class_counts: Mechanism of the noisy class counts. None for DP-SGD, which draws its noise by Opacus.
         teacher: Recipe of the teachers. None for a small network or the user's teacher.
         query: Query strategy. None to draw the public points at random.
         features: Feature recipe of the linear model. None to use the points as they are.
-        effective_dim: Field ``effective_dim`` of ``GradientMethod``.
-        self_training: Whether the default student is ``SelfTraining``.
+        self_training: Whether the default student is ``SelfTraining``. For gradients in the features of an encoder, the
+            class counts decide (``needs_self_training``).
         reason: Reason for this choice.
         expectation: Forecast of the label quality.
         is_noise_dominated: Whether noise outweighs the votes of teachers.
@@ -96,16 +99,11 @@ class MethodConfig:
     teacher: TeacherRecipe | None = None
     query: QueryStrategy | None = None
     features: FeatureRecipe | None = None
-    effective_dim: float | None = None
+    class_counts: ClassCounts | None = None
     self_training: bool = False
     reason: str
     expectation: str
     is_noise_dominated: bool = False
-
-
-def choose_delta(num_records: int | None) -> float:
-    """Return 1e-5, or the largest power of ten below 1/num_records if that power is smaller."""
-    return MAX_DELTA if num_records is None else min(MAX_DELTA, 10.0 ** -math.ceil(math.log10(num_records) + 1e-12))
 
 
 def choose_method(
@@ -119,15 +117,14 @@ def choose_method(
     checks.one_of("method", method, METHODS)
     if method == "dpsgd":
         return _configure_dpsgd(facts)
-    if method == "gradients":
-        return _configure_gradients(facts, "set by the user")
     is_explicit = method == "teachers" or num_teachers is not None or num_queries is not None
-    if facts.num_records is not None and not is_explicit:
-        return _configure_gradients(facts, "at the same epsilon, gradients are usually more accurate than teachers")
+    if method == "gradients" or not (is_explicit or facts.has_own_teacher):
+        reason = (
+            "set by the user" if method == "gradients" else "usually more accurate than teachers at the same epsilon"
+        )
+        return _configure_gradients(facts, reason)
     config = _configure_teachers(facts, num_teachers, num_queries)
-    if is_explicit:
-        return replace(config, reason=f"teachers are set by the user; {config.reason}")
-    return replace(config, reason=f"{config.reason}; gradients need num_records_about")
+    return replace(config, reason=f"teachers are set by the user; {config.reason}")
 
 
 def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_queries: int | None) -> MethodConfig:
@@ -141,12 +138,7 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
     teachers = num_teachers or min(max_teachers, max(_MIN_TEACHERS, size_estimate // records_per_teacher))
     for queries in (num_queries,) if num_queries else _QUERY_COUNTS:
         queries = min(queries, facts.num_public)
-        sigma = calibration.calibrate_sigma(
-            lambda sigma, count=queries: GNMax(sigma=sigma).privacy_events(count),  # type: ignore[misc]
-            epsilon=facts.epsilon,
-            delta=facts.delta,
-        )
-        gaussian = GNMax(sigma=sigma)
+        gaussian, class_counts = _calibrate_votes(facts, queries)
         lead = feasibility.compute_break_even_lead(gaussian, facts.num_classes)
         assert lead is not None
         if lead <= TARGET_LEAD_SHARE * teachers:
@@ -161,6 +153,7 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
         num_teachers=teachers,
         num_queries=queries,
         mechanism=gaussian,
+        class_counts=class_counts,
         teacher=_LINEAR_RECIPE if linear else None,
         query=Medoids() if linear else None,
         self_training=linear,
@@ -170,35 +163,47 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
     )
 
 
+def _calibrate_votes(facts: PublicFacts, num_queries: int) -> tuple[GNMax, ClassCounts | None]:
+    """Calibrate the noise of votes and of class counts to the price together."""
+
+    def make_parts(sigma: float) -> tuple[GNMax, ClassCounts | None]:
+        events = GNMax(sigma=sigma).privacy_events(num_queries)
+        return GNMax(sigma=sigma), ClassCounts.from_share(events, facts.adjacency)
+
+    def make_events(sigma: float) -> tuple[PrivacyEvent, ...]:
+        gaussian, counts = make_parts(sigma)
+        return gaussian.privacy_events(num_queries) + (() if counts is None else counts.privacy_events())
+
+    return make_parts(calibration.calibrate_sigma(make_events, epsilon=facts.epsilon, delta=facts.delta))
+
+
 def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
-    size = facts.num_records
-    if size is None:
-        fix = "Set num_records_about if the number of records is public, or use method='teachers'."
-        raise checks.error("method", "gradients", "needs the number of records, which sets the step size", fix)
     gradients = gradient_budget.calibrate_gradients(
-        epsilon=facts.epsilon,
-        delta=facts.delta,
-        adjacency=facts.adjacency,
-        num_records=size,
-        num_public=facts.num_public,
+        epsilon=facts.epsilon, delta=facts.delta, adjacency=facts.adjacency, num_records=None, buys_counts=True
     )
     features: FeatureRecipe | None = None
     if not facts.is_encoded:
         features = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
-    noise = f"{gradients.mechanism.sigma:.3g} clipping norms"
-    expectation = f"each sum of about {size:,} clipped gradients has noise of {noise}"
-    if gradients.is_noise_dominated:
-        expectation += ". The model will probably be no better than the most frequent class."
+    assert gradients.class_counts is not None
+    noises = (
+        f"{gradients.mechanism.sigma:.3g} clipping norms, that of each class count {gradients.class_counts.sigma:.3g}"
+    )
     return MethodConfig(
         name="gradients",
         num_queries=facts.num_public,
         mechanism=gradients.mechanism,
+        class_counts=gradients.class_counts,
         features=features,
-        effective_dim=gradients.effective_dim,
-        self_training=facts.is_image or gradients.needs_self_training(facts.is_encoded),
+        self_training=facts.is_image,
         reason=f"noisy gradients of a linear model: {reason}",
-        expectation=expectation,
+        expectation=f"the noise of each sum of gradients is {noises} units. The noisy counts decide whether to go on",
     )
+
+
+def needs_self_training(facts: PublicFacts, num_units: int, mechanism: GradientDescent) -> bool:
+    """Return whether self-training on the answers of a model is expected to improve it, for a number of units."""
+    descent = gradient_budget.CalibratedDescent(mechanism=mechanism, num_records=num_units)
+    return facts.is_image or descent.needs_self_training(facts.is_encoded)
 
 
 def _configure_dpsgd(facts: PublicFacts) -> MethodConfig:

@@ -6,28 +6,19 @@ of records per unit of noise divided by eight, but at most a quarter of the numb
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from pate_torch.accounting import calibration
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig
+from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.feasibility import NOISE_ADVICE
+from pate_torch.methods.gradients import plan_descent
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.privacy.partition import DatasetFacts
 
 _NUM_STEPS, _CLIP_NORM = 8, 0.5
-_SIGNAL_TO_NOISE_PER_DIM = 8
-"""Number of records per unit of noise for each feature dimension.
-
-With more noise, fewer dimensions improve accuracy. With this constant ratio, the noise of a logit does not depend on
-epsilon, the features or the number of records. The value was chosen on magic, spambase, satimage, package descriptions,
-phrases of SST-2 and PneumoniaMNIST at epsilon 0.1 to 2 (docs/experiments/gradient-settings.md)."""
-_POINTS_PER_DIM = 4
-"""Smallest number of public points for each feature dimension. With fewer points, whitening enlarges dimensions that
-hardly vary among the records (magic, spambase, satimage with 100 and 300 points)."""
-_STEP_SIZE = 2.0
-"""Size of a step for whitened points of length 1 (docs/experiments/gradient-settings.md)."""
 _MIN_SIGNAL_TO_NOISE_FOR_MODEL = 200
 """Number of records per unit of noise below which self-training on the model's answers improves the model of an
 encoder's features (package descriptions, phrases of SST-2, PneumoniaMNIST; docs/experiments/frozen-features.md)."""
@@ -44,52 +35,67 @@ class CalibratedDescent:
         mechanism: Mechanism with calibrated noise.
         num_records: Approximate number of private records. None if not declared.
         num_public: Number of public points. None if unknown.
+        effective_dim: Value of ``method.effective_dim``. None if the number of records is unknown; the ridge then
+            applies, or noisy class counts decide.
+        class_counts: Mechanism of the class counts that the price includes. None if it includes none.
     """
 
     mechanism: GradientDescent
     num_records: int | None
     num_public: int | None = None
-
-    @property
-    def signal_to_noise(self) -> float | None:
-        """Number of records per unit of noise. None if the number of records is not declared."""
-        return None if self.num_records is None else self.num_records / self.mechanism.sigma
-
-    @property
-    def effective_dim(self) -> float | None:
-        """Value of ``method.effective_dim``. None if the number of records is not declared; the ridge then applies."""
-        if self.signal_to_noise is None:
-            return None
-        max_dim = math.inf if self.num_public is None else self.num_public / _POINTS_PER_DIM
-        return min(self.signal_to_noise / _SIGNAL_TO_NOISE_PER_DIM, max_dim)
+    effective_dim: float | None = None
+    class_counts: ClassCounts | None = None
 
     @property
     def is_noise_dominated(self) -> bool:
         """Whether noise outweighs the gradients. False if the number of records is not declared."""
-        return self.signal_to_noise is not None and self.signal_to_noise < _MIN_SIGNAL_TO_NOISE
+        return self.num_records is not None and self.num_records / self.mechanism.sigma < _MIN_SIGNAL_TO_NOISE
 
     def needs_self_training(self, is_encoded: bool) -> bool:
         """Return whether self-training on the model's answers is expected to improve the model."""
-        return is_encoded and self.signal_to_noise is not None and self.signal_to_noise < _MIN_SIGNAL_TO_NOISE_FOR_MODEL
+        return (
+            is_encoded
+            and self.num_records is not None
+            and (self.num_records / self.mechanism.sigma < _MIN_SIGNAL_TO_NOISE_FOR_MODEL)
+        )
 
 
 def calibrate_gradients(
-    *, epsilon: float, delta: float, adjacency: str, num_records: int | None, num_public: int | None = None
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: str,
+    num_records: int | None,
+    num_public: int | None = None,
+    buys_counts: bool = False,
 ) -> CalibratedDescent:
-    """Calibrate noise to the price ``epsilon``. The rule sets the other fields if ``num_records`` is not None."""
+    """Calibrate noise to the price ``epsilon``, which pays for noisy class counts as well if ``buys_counts``.
+
+    The rule sets the other fields if ``num_records`` is not None.
+    """
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
-    if num_records is not None:
+    if num_records is not None or buys_counts:
         mechanism = replace(mechanism, steps=_NUM_STEPS, clip_norm=_CLIP_NORM)
-    sigma = calibration.calibrate_sigma(
-        lambda sigma: replace(mechanism, sigma=sigma).privacy_events(1), epsilon=epsilon, delta=delta
+
+    def make_parts(sigma: float) -> tuple[GradientDescent, ClassCounts | None]:
+        descent = replace(mechanism, sigma=sigma)
+        return descent, ClassCounts.from_share(descent.privacy_events(1), adjacency) if buys_counts else None
+
+    def make_events(sigma: float) -> tuple[PrivacyEvent, ...]:
+        descent, counts = make_parts(sigma)
+        return descent.privacy_events(1) + (() if counts is None else counts.privacy_events())
+
+    mechanism, class_counts = make_parts(calibration.calibrate_sigma(make_events, epsilon=epsilon, delta=delta))
+    effective_dim = None
+    if num_records is not None:
+        mechanism, effective_dim = plan_descent(mechanism, num_records, num_public)
+    return CalibratedDescent(
+        mechanism=mechanism,
+        num_records=num_records,
+        num_public=num_public,
+        effective_dim=effective_dim,
+        class_counts=class_counts,
     )
-    gradients = CalibratedDescent(
-        mechanism=replace(mechanism, sigma=sigma), num_records=num_records, num_public=num_public
-    )
-    if gradients.effective_dim is None:
-        return gradients
-    step_size = _STEP_SIZE * math.sqrt(1 + gradients.effective_dim)  # the root is about the length of a whitened point
-    return replace(gradients, mechanism=replace(gradients.mechanism, first_step_size=step_size, step_size=step_size))
 
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:

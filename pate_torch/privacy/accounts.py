@@ -65,6 +65,7 @@ class Charge:
         run: Name of the run that made the release.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         is_committed: Whether the answers were written.
+        is_stopped: Whether the first answers stopped the release, which charged these answers alone.
         is_suspended: Whether the release can be resumed.
         state_digest: Hash of the state from which the release can be resumed. Empty if no state was recorded.
         recorded_events: Events incurred up to the last record.
@@ -80,6 +81,7 @@ class Charge:
     run: str
     fingerprint: str
     is_committed: bool = False
+    is_stopped: bool = False
     is_suspended: bool = False
     state_digest: str = ""
     recorded_events: tuple[PrivacyEvent, ...] = ()
@@ -120,6 +122,11 @@ class Account:
     def is_charged(self) -> bool:
         """Whether the account has a reservation. The first reservation fixes the terms."""
         return bool(self.charges)
+
+    @property
+    def has_release(self) -> bool:
+        """Whether the account has a reservation, even an unfinished one, other than of stopped releases."""
+        return not all(charge.is_stopped for charge in self.charges.values())
 
     @property
     def num_releases(self) -> int:
@@ -292,7 +299,7 @@ def _make_charge(account: Account, entry: LedgerEntry, recompute: bool) -> Charg
     events, cost = _parse_price(account, facts, recompute)
     is_reserved = cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta
     _require(is_reserved, "the release costs more than its reservation")
-    return replace(charge, charged_cost=cost, incurred_events=events, is_committed=True)
+    return replace(charge, charged_cost=cost, incurred_events=events, is_committed=True, is_stopped="stopped" in facts)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -181,7 +181,8 @@ class Budget:
             noise_digest = save_noise_state(state_path, {} if spending._noise is None else spending._noise.state)
             self.ledger.record(reservation, events, state_digest=spending._suspended_state + noise_digest)
         else:
-            self.ledger.commit(reservation, events, release_id=spending.id, digests=spending._digests)
+            digests, is_stopped = spending._digests, spending._is_stopped
+            self.ledger.commit(reservation, events, release_id=spending.id, digests=digests, is_stopped=is_stopped)
             state_path.unlink(missing_ok=True)
         self.on_new_head(self.ledger.get_head())
 
@@ -203,7 +204,7 @@ class Spending:
         self._noise = None if budget.is_library_noise else _ChargedNoise(self, budget.kind, budget.insecure_seed)
         self._digests: dict[str, str] = {}
         self._suspended_state: str | None = None
-        self._is_active = True
+        self._is_active, self._is_stopped = True, False
         self._has_unrecorded_noise = self._has_fresh_noise = False
 
     @property
@@ -273,6 +274,13 @@ class Spending:
             raise checks.error("first_answers", None, "did not record the cost of its answers", fix)
         self._has_fresh_noise = False
         self._budget.ledger.record(self.id, self.events_to_commit, digests=self._digests)
+
+    def stop(self) -> None:
+        """End the release after its first answers: the commit charges them alone and marks the release as stopped."""
+        self._check_active()
+        if not self._digests:
+            raise ValueError("files: only a release whose first answers were recorded can be stopped")
+        self._is_stopped = True
 
     def suspend(self, state_digest: str) -> None:
         """Leave the release open after the ``with`` block, to be resumed from a state with this hash."""

@@ -197,8 +197,8 @@ class Ledger:
         """Charge the worst case of a release before any noise is drawn; see ``Charge`` for the facts that are recorded.
 
         A release with ``insecure`` (seeded) noise is NOT PRIVATE, and is charged and marked. With ``first_charge_only``
-        the charge is refused if the account has any reservation, even an unfinished one. ``terms`` must equal the terms
-        of the account, and are not checked if None.
+        the charge is refused if the account has any reservation, even an unfinished one; releases that their first
+        answers stopped do not count. ``terms`` must equal the terms of the account, and are not checked if None.
 
         Raises:
             BudgetExceeded: The release would exceed the cap.
@@ -240,7 +240,7 @@ class Ledger:
         if state.is_closed:
             raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
         requested_cost = state.filter.compute_cost(events)
-        if first_charge_only and state.charges:
+        if first_charge_only and state.has_release:
             raise account_charged_error(state, state.filter.to_epsilon(requested_cost))
         if not state.filter.admits(state.total_cost, requested_cost):
             raise budget_exceeded_error(state, events, requested_cost)
@@ -291,8 +291,11 @@ class Ledger:
         *,
         release_id: str = "",
         digests: Mapping[str, str] | None = None,
+        is_stopped: bool = False,
     ) -> Account:
         """Replace the reserved charge of a release by the events that it incurred, and record its files' SHA-256.
+
+        ``is_stopped`` marks a release that its first answers stopped.
 
         Raises:
             LedgerError: The incurred events cost more than the reserved events in a quantity that the filter tracks, or
@@ -313,6 +316,7 @@ class Ledger:
                 min(incurred_cost.delta, charge.reserved_cost.delta),
             )
             facts = {"reservation": identity, "release": release_id, **make_price_facts(events, charged_cost)}
+            facts |= {"stopped": True} if is_stopped else {}
             self._chain.append("commit", account.name, {**(digests or {}), **facts})
         return self.get_account(account.name)
 

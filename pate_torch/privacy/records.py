@@ -245,6 +245,8 @@ class PrivateRecords:
         usable_N: Whether each record can be used, bool [N]. An unusable record has class 0 and, if its point is the
             reason, a fixed public filler point. None if every record can be used.
         num_unusable_by_reason: Number of unusable rows for each reason, for the owner.
+        outside_N: Share of each record's numeric values outside the public range, as in ``sensitive.UnitCounts``. None
+            if the shares were not computed.
     """
 
     x: Tensor
@@ -253,6 +255,7 @@ class PrivateRecords:
     unit: str = "record"
     origin: Tensor | None = None
     usable_N: Tensor | None = None
+    outside_N: Tensor | None = None
     num_unusable_by_reason: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -273,6 +273,61 @@ class CellHistogram:
         return f"CellHistogram({len(self)} questions, content withheld)"
 
 
+UNIT_COUNT_GRID = 1 << 16
+"""Number of grid steps in one unit of ``UnitCounts``."""
+OUTSIDE_STEPS = 1 << 15
+"""Number of steps in a unit's share of values outside the public range. Half of the sum of shares is counted."""
+UNIT_COUNT_SENSITIVITY = {
+    "add_remove": Sensitivity(l1=1.5, l2=math.sqrt(1.25), linf=1.0, adjacency="add_remove"),
+    "replace_one": Sensitivity(l1=2.5, l2=1.5, linf=1.0, adjacency="replace_one"),
+}
+"""Sensitivity of ``UnitCounts``: a unit changes one count by 1, or two by replacement, and half of the sum by 1/2."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnitCounts:
+    """PRIVATE. Number of units in each class, and sum of their shares of numeric values outside the public range.
+
+    Attributes:
+        counts_C: Number of units in each class, int64 [C].
+        outside_sum: Sum of the units' shares in multiples of 1/OUTSIDE_STEPS, int64 scalar. In grid steps of
+            ``UNIT_COUNT_GRID``, this number is half of the sum.
+        sensitivity: Sensitivity of the vector of the counts and half of the sum, in units.
+    """
+
+    counts_C: Tensor
+    outside_sum: Tensor
+    sensitivity: Sensitivity
+
+    @classmethod
+    def from_units(cls, y_U: Tensor, outside_U: Tensor | None, num_classes: int, adjacency: str) -> UnitCounts:
+        """Count one record of each unit.
+
+        Args:
+            y_U: PRIVATE. Class of each unit.
+            outside_U: PRIVATE. Share of each unit's values outside the public range, int64 in 0..OUTSIDE_STEPS. None
+                counts no values as outside.
+            num_classes: Number C of classes.
+            adjacency: Neighboring relation.
+        """
+        counts_C = torch.bincount(y_U, minlength=num_classes)
+        outside_U = torch.zeros_like(y_U) if outside_U is None else outside_U
+        return cls(counts_C, outside_U.clamp(0, OUTSIDE_STEPS).sum(), UNIT_COUNT_SENSITIVITY[adjacency])
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.counts_C)
+
+    def select(self, index_Q: Tensor) -> UnitCounts:
+        return self
+
+    def __repr__(self) -> str:
+        return "UnitCounts(content withheld)"
+
+
 GRID_STEPS = 1 << 15
 """Number of grid steps in 1. Features and residuals are rounded towards zero to multiples of 1/GRID_STEPS."""
 UNIT_NORM = GRID_STEPS**2
@@ -355,6 +410,10 @@ class GradientSums:
         """Select the public points whose labels are requested. The sum is over the same records."""
         query_Q = index_Q.cpu() if self.query_Q is None else self.query_Q[index_Q.cpu()]
         return replace(self, query_Q=query_Q)
+
+    def without_records(self) -> GradientSums:
+        """Releasable. Return the public values, without any record."""
+        return replace(self, z_ND=self.z_ND[:0], y_N=self.y_N[:0])
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -160,9 +160,19 @@ def write(
 def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, str]:
     """Write the noisy answers of a first stage into ``folder``; return their SHA-256 for record and ledger."""
     run_folders.create_protected_folder(folder)
-    content = json.dumps({"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma}, allow_nan=False)
+    facts = {"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma, "outside": first_answers.outside}
+    content = json.dumps(facts, allow_nan=False)
     write_atomically(folder / ANSWER_FILES["first_answers_sha256"], content + "\n")
     return {"first_answers_sha256": compute_file_digest(folder / ANSWER_FILES["first_answers_sha256"])}
+
+
+def read_first_answers(folder: Path) -> FirstAnswers | None:
+    """Read the noisy answers of a first stage, or return None if the release has none."""
+    path = folder / ANSWER_FILES["first_answers_sha256"]
+    if not path.exists():
+        return None
+    facts = json.loads(path.read_text())
+    return FirstAnswers(torch.tensor(facts["counts"], dtype=torch.float64), facts["sigma"], facts["outside"])
 
 
 def save_model(student: Student, release: Path) -> dict[str, str]:

@@ -1,0 +1,125 @@
+"""Rescaling of the linear model of noisy gradients, so that its probabilities are as sure as they are right.
+
+After a few noisy steps the logits of the model are too large where noise outweighs the records, and too small where the
+steps have not yet fitted the records. The rule repeats the mechanism on made-up records: public points with labels that
+are drawn from class probabilities of known strength. The strength at which the repeated models have the spread of the
+released model shows which multiple of the logits, plus which multiple of the log class frequencies, predicts best.
+
+Everything here is computed from released values and public points, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from pate_torch.core.rng import make_torch_generator
+from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import MechanismContext, Release
+from pate_torch.privacy.sensitive import GradientSums, quantize
+
+_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0)
+"""Multiples of the released logits that are tried as the true logits."""
+_REPETITIONS, _MAX_POINTS, _MAX_RECORDS = 3, 1000, 3000
+_MAX_MULTIPLE = 3.0
+
+
+def rescale_release(
+    release: Release,
+    *,
+    mechanism: GradientDescent,
+    public: GradientSums,
+    frequency_C: Tensor,
+    num_units: int,
+    seed: int,
+) -> Release:
+    """Releasable. Return the release of a model with rescaled logits, and the labels that follow from these.
+
+    Args:
+        release: Release of one round.
+        mechanism: Mechanism that drew the noise.
+        public: Gradient sums without records.
+        frequency_C: Noisy class frequencies.
+        num_units: Estimated number of units.
+        seed: Seed of the made-up records and of the noise of the repetitions.
+    """
+    model, score_RPC = release.model, release.score_RPC
+    if model is None or score_RPC is None or len(score_RPC) != 1:
+        return release
+    base_C = frequency_C.log() - frequency_C.log().mean()
+    generator = make_torch_generator(seed, "model scale")
+    sample = torch.randperm(len(public.z_PD), generator=generator)[:_MAX_POINTS]
+    public = replace(public, z_PD=public.z_PD[sample], feature_PD=public.feature_PD[sample])
+    logit_PC = _center(score_RPC[0, sample].double() / model.radius)
+    weight, multiple = _fit_multiples(logit_PC, base_C, mechanism, public, model.radius, num_units, generator)
+    shift_C = (weight * model.radius * base_C).float()
+    score_PC = multiple * score_RPC[0] + shift_C
+    model = replace(model, weight_DC=multiple * model.weight_DC, bias_C=multiple * model.bias_C + shift_C)
+    return replace(release, model=model, score_RPC=score_PC[None], label_Q=score_PC.argmax(1)[release.query_Q])
+
+
+def _fit_multiples(
+    logit_PC: Tensor,
+    base_C: Tensor,
+    mechanism: GradientDescent,
+    public: GradientSums,
+    radius: float,
+    num_units: int,
+    generator: torch.Generator,
+) -> tuple[float, float]:
+    """Return the multiples of the log class frequencies and of the logits that predict made-up records best."""
+    z_PD = public.z_PD.double() / radius
+    z_PD = quantize(z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)).short()
+    size = min(num_units, _MAX_RECORDS)
+    # Fewer made-up records than units: the noise and the steps keep their sizes relative to the sum.
+    mechanism = replace(mechanism, sigma=mechanism.sigma * size / num_units)
+    noise = DryRunNoise(insecure_seed=int(torch.randint(1 << 31, (1,), generator=generator)))
+    target, spreads, trials = _spread(logit_PC, base_C), [], []
+    for strength in _STRENGTHS:
+        probability_PC = _match_frequencies(base_C + strength * (logit_PC - base_C), base_C)
+        repeated_logits = []
+        for _ in range(_REPETITIONS):
+            index_N = torch.randint(len(z_PD), (size,), generator=generator)
+            y_N = torch.multinomial(probability_PC[index_N], 1, generator=generator)[:, 0]
+            sums = replace(public, z_ND=z_PD[index_N], y_N=y_N, scale=public.scale * num_units / size)
+            score_PC = mechanism.release(sums, noise, MechanismContext(num_queries=1)).score_PC
+            assert score_PC is not None
+            repeated_logits.append(_center(score_PC.double() / radius))
+        spreads.append(float(np.mean([_spread(logits, base_C) for logits in repeated_logits])))
+        trials.append((probability_PC.repeat(_REPETITIONS, 1), torch.cat(repeated_logits)))
+        if spreads[-1] > target and strength > 0:
+            break
+    strengths = _STRENGTHS[: len(spreads)]
+    matching_strength = np.interp(target, np.maximum.accumulate(spreads), strengths)
+    probability_RC, logit_RC = trials[int(np.abs(np.array(strengths) - matching_strength).argmin())]
+
+    def compute_loss(multiples: np.ndarray) -> tuple[float, np.ndarray]:
+        log_probability_RC = (multiples[0] * base_C + multiples[1] * logit_RC).log_softmax(1)
+        residual_RC = log_probability_RC.exp() - probability_RC
+        gradient = [float((residual_RC * value).sum()) for value in (base_C, logit_RC)]
+        return -float((probability_RC * log_probability_RC).sum()) / len(logit_RC), np.array(gradient) / len(logit_RC)
+
+    bounds = [(0.0, 1.0), (0.0, _MAX_MULTIPLE)]
+    weight, multiple = minimize(compute_loss, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=bounds).x
+    return float(weight), float(multiple)
+
+
+def _center(logit_PC: Tensor) -> Tensor:
+    return logit_PC - logit_PC.mean(1, keepdim=True)
+
+
+def _spread(logit_PC: Tensor, base_C: Tensor) -> float:
+    return float((logit_PC - base_C).square().mean())
+
+
+def _match_frequencies(logit_PC: Tensor, base_C: Tensor) -> Tensor:
+    """Return class probabilities whose means over the points are the class frequencies."""
+    log_frequency_C = base_C.log_softmax(0)
+    for _ in range(20):
+        logit_PC = logit_PC + log_frequency_C - logit_PC.softmax(1).mean(0).log()
+    return logit_PC.softmax(1)
