@@ -80,8 +80,10 @@ class FirstAnswers:
         return counts_C / counts_C.sum()
 
     def estimate_outside_share(self, size: int) -> float:
-        """Estimate a share of values outside the public range that the noise exceeds in one of twenty cases at most."""
-        return 0.0 if self.outside is None else max(0.0, self.outside - 1.645 * 2 * self.sigma) / size
+        """Estimate the share of values outside the public range, three standard deviations of noise on the low side."""
+        if self.outside is None:
+            return 0.0
+        return max(0.0, self.outside - 3 * 2 * self.sigma) / (size + 3 * self.total_sigma)
 
 
 @dataclass(frozen=True)

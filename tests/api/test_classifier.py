@@ -26,10 +26,11 @@ from pate_torch import PATEClassifier, load_student
 from pate_torch.api.inputs import encode_labels
 from pate_torch.features.encoder import Encoder
 from pate_torch.methods import feasibility
-from pate_torch.planning.autoconfig import MAX_DELTA
+from pate_torch.methods.gradients import plan_descent
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import DataSpec, EncoderCard
+from pate_torch.session import ReleaseStopped
 from tests import ROOT
 from tests.worlds import clouds
 
@@ -156,7 +157,7 @@ def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, fitted, 
     first, epsilon = fitted(method), EPSILONS[method]
     account = read_account(first.home)
     assert epsilon - 0.01 < account.guarantee.epsilon <= epsilon
-    assert (account.delta, account.budget_epsilon) == (MAX_DELTA, 10)
+    assert (account.delta, account.budget_epsilon) == (1e-5, 10)
     assert first.privacy_["guarantee"]["epsilon"] == pytest.approx(account.guarantee.epsilon)
     shutil.copytree(first.home, tmp_path, dirs_exist_ok=True, symlinks=True)
     refusal = rf"charged already \(epsilon {epsilon:g}.*allow_refit=True adds a release of epsilon 2"
@@ -168,7 +169,11 @@ def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, fitted, 
 
 
 def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
-    hopeless = {"num_records_about": None, "epsilon": 0.3}  # fifteen teachers at most: noise of dozens of votes
+    hopeless = {
+        "method": "teachers",
+        "num_records_about": None,
+        "epsilon": 0.3,
+    }  # ten teachers, noise of dozens of votes
     with pytest.raises(ValueError, match=r"epsilon=0\.3.*mostly noise.*num_records_about=.*spend_anyway=True"):
         make(**hopeless).fit(X, Y, public=PUBLIC)
     assert not (tmp_path / "ledger.sqlite").exists()
@@ -179,8 +184,42 @@ def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
 
 def test_the_number_of_units_is_public_where_one_is_replaced(make):
     classifier = make(6.0, num_records_about=None, adjacency="replace_one").fit(X, Y, public=PUBLIC)
-    assert classifier.method_.name == "gradients" and "about 900" in classifier.method_.expectation
-    assert classifier.score(TEST, TRUTH) > 0.85
+    assert classifier.method_.name == "gradients" and classifier.score(TEST, TRUTH) > 0.85
+    scores = json.loads((classifier.release_ / "release.json").read_text())
+    assert scores["parameters"]["step_size"] == pytest.approx(
+        plan_descent(classifier.method_.mechanism, 900, len(PUBLIC))[0].step_size
+    )
+
+
+STOPPED = {"num_records_about": None, "epsilon": 0.05}
+
+
+def test_counts_that_show_too_few_records_stop_the_fit_and_are_all_that_is_charged(make, tmp_path):
+    with pytest.raises(
+        ReleaseStopped, match=r"too few records for the noise.*larger epsilon \(it is 0\.05\).*spend_anyway"
+    ):
+        make(**STOPPED).fit(X[:60], Y[:60], public=PUBLIC)
+    (charge,) = read_account(tmp_path).charges.values()
+    assert charge.is_stopped and charge.is_committed and not read_account(tmp_path).has_release
+    assert [charge.incurred_events] == [charge.reserved_events[:1]] and len(charge.reserved_events) == 2
+    assert read_account(tmp_path).ex_post_guarantee.epsilon < 0.05 / 3
+    with pytest.raises(ReleaseStopped):  # a charge of its own, which the guard against a second fit does not refuse
+        make(**STOPPED).fit(X[:60], Y[:60], public=PUBLIC)
+    make(**STOPPED, spend_anyway=True).fit(X[:60], Y[:60], public=PUBLIC)
+    assert [charge.is_stopped for charge in read_account(tmp_path).charges.values()] == [True, True, False]
+    with pytest.raises(ValueError, match="allow_refit"):
+        make(**STOPPED).fit(X[:60], Y[:60], public=PUBLIC)
+
+
+def test_the_counts_are_released_and_a_declared_number_that_they_contradict_is_not_used(make, tmp_path):
+    step_sizes = {}
+    for about in (None, 900, 2700, 300):
+        clf = make(num_records_about=about, home=tmp_path / str(about)).fit(X, Y, public=PUBLIC)
+        assert np.abs(clf.class_counts_ - np.bincount(Y)).max() < 60  # ten standard deviations
+        assert json.loads((clf.release_ / "first_answers.json").read_text())["counts"] == clf.class_counts_.tolist()
+        step_sizes[about] = json.loads((clf.release_ / "release.json").read_text())["parameters"]["step_size"]
+        assert clf.score(TEST, TRUTH) > 0.85
+    assert max(step_sizes.values()) < 1.1 * min(step_sizes.values())  # three times 900 would be 1.7 times as long
 
 
 def test_another_working_directory_has_no_budget_of_its_own(make, tmp_path, monkeypatch):
@@ -239,7 +278,7 @@ REFUSED = {
     "delta": ({"delta": 2.0}, {}, "delta"),
     "method": ({"method": "magic"}, {}, "method"),
     "adjacency": ({"adjacency": "remove"}, {}, "adjacency"),
-    "no size": ({"method": "gradients", "num_records_about": None}, {}, "num_records_about"),
+    "no size": ({"method": "dpsgd", "num_records_about": None}, {}, "num_records_about"),
     "size": ({"num_records_about": 0}, {}, "num_records_about"),
     "random_state": ({"random_state": -1}, {}, "random_state"),
     "groups of DP-SGD": ({"method": "dpsgd"}, {"groups": np.arange(900)}, "groups"),
@@ -248,7 +287,7 @@ REFUSED = {
     "form": ({}, {"public": pd.DataFrame(PUBLIC)}, "public"),
     "width": ({}, {"public": PUBLIC[:, :1]}, "public"),
     "columns": ({}, {"X": pd.DataFrame(X), "public": pd.DataFrame(PUBLIC)[[0]]}, "lacks the columns 1"),
-    "teacher": ({"teacher": LogisticRegression()}, {}, "teacher"),
+    "teacher": ({"method": "gradients", "teacher": LogisticRegression()}, {}, "teacher"),
     "student": ({"student": torch.nn.Linear(2, 3)}, {}, "student.*Pass lambda"),
     "student of DP-SGD": ({"method": "dpsgd", "student": LogisticRegression()}, {}, "student.*dpsgd"),
     "encoder": ({"encoder": "wordllama"}, {}, "encoder='str': must be an Encoder, or the EncoderCard"),
@@ -284,7 +323,7 @@ def test_a_method_learns_the_clouds(method, fitted):
 @pytest.mark.parametrize(
     "epsilon,settings",
     [
-        (40.0, {"num_records_about": None}),  # a few dozen teachers need much
+        (40.0, {"method": "teachers", "num_records_about": None}),  # a few dozen teachers need much
         (6.0, {"student": LogisticRegression()}),
         (6.0, {"student": lambda: torch.nn.Linear(2, 3)}),
     ],
@@ -354,7 +393,9 @@ def test_a_neighbor_changes_nothing_but_the_noisy_answers(adjacency, make_clinic
     for name, (x, y) in {"one": (table, ill), "other": (other, np.array([*ill[:num_same], "well"]))}.items():
         clf = make_clinic(name, adjacency=adjacency).fit(x, y, public=public)
         record = json.loads((clf.release_ / "release.json").read_text())
-        public_facts = (record["mechanism"], record["parameters"], record["pool_sha256"], record["declared_size"])
+        events = [event["kind"] for event in record["planned"]], [event["mu"] for event in record["planned"]]
+        sigma = record["parameters"]["sigma"]  # the step sizes follow from the noisy counts
+        public_facts = (record["mechanism"], sigma, events, record["pool_sha256"])
         facts.append((clf.student_.spec, clf.student_.network, repr(clf.method_), public_facts))
     assert facts[0] == facts[1]
 
@@ -421,7 +462,7 @@ def test_it_prints_its_reason_in_two_lines_and_where_it_charges(make, capsys, tm
     make(verbose=True).fit(X, Y, public=PUBLIC)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and str(tmp_path.absolute() / "ledger.sqlite") in lines[2]
-    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in lines[0] and "Forecast" in lines[1]
+    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in lines[0] and "class count" in lines[1]
 
 
 def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(fitted):

@@ -8,10 +8,9 @@ import io
 import json
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,9 +21,10 @@ from pate_torch import PATE, pipeline
 from pate_torch.cli import label
 from pate_torch.cli import plan as plan_command
 from pate_torch.mechanisms.base import RecordMechanism, VoteMechanism
+from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.base import FirstAnswers, MethodDescription, PrivateMethod
+from pate_torch.methods.base import MethodDescription, PrivateMethod
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
@@ -34,9 +34,9 @@ from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
 from pate_torch.privacy.budget import Spending
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import DatasetFacts, assign_shards, select_one_per_unit
-from pate_torch.privacy.records import Answers, MechanismContext
-from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.partition import DatasetFacts, assign_shards
+from pate_torch.privacy.records import Answers
 from pate_torch.release import membership
 from pate_torch.teachers.voting import count_votes
 from pate_torch.verify import command as verify_command
@@ -223,35 +223,7 @@ def test_python_takes_them(tmp_path):
 class CountedReverseKnn(ReverseKnn):
     """Reverse k-NN labeling that asks at most one question for each unit that there seems to be."""
 
-    has_first_stage: ClassVar[bool] = True
     name: str = "counted_reverse_knn"
-    num_classes: int = 3
-    first_sigma: float = 5.0
-
-    @property
-    def first_mechanism(self):
-        return replace(self.mechanism, sigma=self.first_sigma)
-
-    def privacy_events(self, facts=None):
-        return (*self.first_mechanism.privacy_events(1), *super().privacy_events(facts))
-
-    def first_answers(self, records, spending):
-        adjacency = self.mechanism.adjacency
-        label_U = self.select_labels(records, adjacency)
-        table = CellHistogram(
-            torch.bincount(label_U, minlength=self.num_classes)[None],
-            COUNT_SENSITIVITY[adjacency],
-            torch.zeros(1, dtype=torch.int64),
-        )
-        spending.check_adjacency(table.sensitivity)
-        context = MechanismContext(num_queries=1)
-        answers = spending.accept(self.first_mechanism.release(table, spending.noise, context))
-        spending.record_cost(answers.events)
-        return FirstAnswers(answers.noisy_counts.counts_QC[0].double(), self.first_sigma)
-
-    @staticmethod
-    def select_labels(records, adjacency):
-        return select_one_per_unit(records, adjacency).y
 
     def prepare(self, inputs):
         prepared = super().prepare(inputs)
@@ -269,7 +241,8 @@ name: counted_reverse_knn
 
 
 def counted(home, name="one", **changes):
-    return plan(home, name, method=partial(CountedReverseKnn), mechanism=HISTOGRAM, **changes)
+    counts = ClassCounts(sigma=5.0, adjacency="add_remove")
+    return plan(home, name, method=partial(CountedReverseKnn, class_counts=counts), mechanism=HISTOGRAM, **changes)
 
 
 def entries(home) -> list:
@@ -293,21 +266,22 @@ def test_the_whole_plan_is_reserved_before_the_first_answer_and_prepare_sees_wha
     planned = one.method.privacy_events(DatasetFacts.from_dataset(one.dataset.load(), one.partition))
     release = one.folder / "release"
 
-    def first_watched(self, records, spending):
+    def first_watched(self, records, facts, spending):
         order.append("first")
         assert [entry.kind for entry in entries(tmp_path)] == ["reserve"]
         (charge,) = charges(tmp_path)
         assert charge.reserved_events == spending.reserved_events == planned
-        assert planned[0] == self.first_mechanism.privacy_events(1)[0] and len(planned) == 2
+        assert planned[0] == self.class_counts.privacy_events()[0] and len(planned) == 2
         assert not release.exists()
-        answers = first(self, records, spending)
+        answers = first(self, records, facts, spending)
         assert answers.counts_C.shape == (3,) and answers.counts_C.dtype == torch.float64
         return answers
 
     def prepare_watched(self, inputs):
         order.append("prepare")
         written = json.loads((release / "first_answers.json").read_text())
-        assert written == {"counts": inputs.first_answers.counts_C.tolist(), "sigma": self.first_sigma}
+        answers = inputs.first_answers
+        assert written == {"counts": answers.counts_C.tolist(), "sigma": 5.0, "outside": answers.outside}
         reserved, recorded = entries(tmp_path)
         assert (reserved.kind, recorded.kind) == ("reserve", "record")
         assert recorded.facts["first_answers_sha256"] == digest(release)
@@ -328,9 +302,9 @@ def test_the_whole_plan_is_reserved_before_the_first_answer_and_prepare_sees_wha
 
 
 def test_the_counts_are_those_of_units(tmp_path, monkeypatch):
-    monkeypatch.setattr(Histogram, "_draw_noisy_counts", lambda self, votes, noise, sigma: votes.counts_QC.double())
-    monkeypatch.setattr(Spending, "accept", lambda self, answers: answers)
     one = counted(tmp_path)
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda self, shape, *_: torch.zeros(shape, dtype=torch.float64))
+    monkeypatch.setattr(Spending, "accept", lambda self, answers: answers)
     pipeline.run(one)
     counts = json.loads((one.folder / "release" / "first_answers.json").read_text())["counts"]
     assert counts == torch.bincount(blobs().y, minlength=3).tolist()
@@ -338,7 +312,7 @@ def test_the_counts_are_those_of_units(tmp_path, monkeypatch):
 
 FAILING = {
     "first_answers": (CountedReverseKnn, "first_answers"),
-    "the first draw": (Histogram, "draw"),
+    "the first draw": (ClassCounts, "draw"),
     "prepare": (CountedReverseKnn, "prepare"),
 }
 
@@ -367,11 +341,11 @@ def test_a_first_stage_says_what_it_cost(tmp_path, monkeypatch):
     """Otherwise the cost of the rounds would be taken for that of the whole."""
     first = CountedReverseKnn.first_answers
 
-    def silent(self, records, spending):
+    def silent(self, records, facts, spending):
         said = spending.record_cost
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(spending, "record_cost", lambda events: None)
-            answers = first(self, records, spending)
+            answers = first(self, records, facts, spending)
         assert spending.record_cost == said
         return answers
 
@@ -383,11 +357,7 @@ def test_a_first_stage_says_what_it_cost(tmp_path, monkeypatch):
 
 
 def test_noise_of_the_first_stage_is_no_noise_of_the_labels(tmp_path, monkeypatch):
-    draw = Histogram.draw
-
     def without_noise(self, votes, noise, context):
-        if self.sigma == CountedReverseKnn(mechanism=HISTOGRAM).first_sigma:
-            return draw(self, votes, noise, context)
         return Answers(votes.counts_QC.argmax(1), self.privacy_events(len(votes)))
 
     monkeypatch.setattr(Histogram, "draw", without_noise)
@@ -426,17 +396,18 @@ def harness(tmp_path_factory):
             cache.cache_clear()
         assert {"nearest_mean", "counted_reverse_knn"} <= set(cases.space()["method"])
         yield cases.PLAIN | {"form": "tensors", "unit": "group", "noise": "torch", "partition": "add_remove",
-                             "features": "none", "mechanism": "histogram", "method": "counted_reverse_knn"}  # fmt: skip
+                             "features": "none", "mechanism": "histogram", "method": "counted_reverse_knn",
+                             "class_counts": "class_counts"}  # fmt: skip
     for cache in caches:
         cache.cache_clear()
 
 
-NEAREST_MEAN = {"unit": "record", "mechanism": "gaussian", "method": "nearest_mean"}
+NEAREST_MEAN = {"unit": "record", "mechanism": "gaussian", "method": "nearest_mean", "class_counts": "none"}
 
 
 @pytest.mark.parametrize(
     ("changes", "num_values"),
-    [({}, 2), ({"unit": "record", "partition": "replace_one", "noise": "discrete"}, 2), (NEAREST_MEAN, 1)],
+    [({}, 2), ({"unit": "record", "partition": "replace_one"}, 2), (NEAREST_MEAN, 1)],
     ids=["groups", "replaced records", "nearest mean"],
 )
 def test_the_neighbor_harness_reaches_it(harness, changes, num_values):
@@ -445,7 +416,7 @@ def test_the_neighbor_harness_reaches_it(harness, changes, num_values):
 
 
 def test_the_neighbor_harness_finds_a_unit_that_is_counted_more_than_once(harness, monkeypatch):
-    monkeypatch.setattr(CountedReverseKnn, "select_labels", staticmethod(lambda records, adjacency: records.y))
+    monkeypatch.setattr("pate_torch.methods.labeling.select_one_per_unit", lambda records, adjacency: records)
     assert cases.attempt(harness, tally := cases.Tally())
     assert "where it says" in str(tally.faults)
 
@@ -453,8 +424,8 @@ def test_the_neighbor_harness_finds_a_unit_that_is_counted_more_than_once(harnes
 def test_the_neighbor_harness_finds_a_first_answer_without_noise(harness, monkeypatch):
     first = CountedReverseKnn.first_answers
 
-    def telling(self, records, spending):
-        answers = first(self, records, spending)
+    def telling(self, records, facts, spending):
+        answers = first(self, records, facts, spending)
         answers.counts_C[0] = len(records)
         return answers
 

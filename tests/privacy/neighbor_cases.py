@@ -23,6 +23,7 @@ from pate_torch.api.pate import PATE
 from pate_torch.cli import label
 from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
+from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.labeling import LabelingMethod
@@ -50,7 +51,7 @@ RECORDS = ("form", "unit", "partition", "noise", "method", "features", "encoder"
 
 PLAIN = {"encoder": "none", "selection": "none", "private_epsilon": "none", "membership": "none", "teacher": "logistic",
          "query": "random", "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
-         "route": "train", "classes": "3"}  # fmt: skip
+         "route": "train", "classes": "3", "class_counts": "none"}  # fmt: skip
 
 
 def space() -> dict[str, Sequence[str]]:
@@ -83,7 +84,8 @@ def parts(case: Case, home: Path) -> dict[str, Any]:
     given: dict[str, Any] = {
         **made, "root": home / "home", "folder": home / "home/runs/toy/mechanism/1", "seed": 0,
         "num_queries": QUERIES, "delta": DELTA,
-        "opening_budget": 1e6, "target_epsilon": target, "baseline": case["baseline"] == "True", "quiet": True,
+        "opening_budget": 1e6, "spend_anyway": True, "target_epsilon": target,
+        "baseline": case["baseline"] == "True", "quiet": True,
     }  # fmt: skip
     run_config(dataset=None, **given)
     return given
@@ -319,7 +321,8 @@ def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     faults = []
     if isinstance(method, LabelingMethod):
         mechanism = method.mechanism
-        seen = [dataclasses.replace(one, mechanism=mechanism) if one.mechanism else one for one in first.watch.seen]
+        seen = [one if one.mechanism is None or isinstance(one.mechanism, ClassCounts) else
+                dataclasses.replace(one, mechanism=mechanism) for one in first.watch.seen]  # fmt: skip
         rounds = 1 if case["route"] == "votes" else method.num_rounds
         faults += harness.underpriced(seen, method.num_queries, rounds)
     if made.privacy.target_epsilon is not None:

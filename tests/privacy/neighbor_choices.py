@@ -71,7 +71,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ConfidentGNMax": [{"max_answers": 2}],
     "GradientDescent": [{"early_noise_multiplier": 2.0, "clip_norm": 0.25}],
-    "GradientMethod": [{"neighbors": 3}, {"effective_dim": 1.5}],
+    "GradientMethod": [{"neighbors": 3}, {"effective_dim": 1.5}, {"plans_from_counts": True}],
     "MembershipTest": [{"held_out": 0.3}],
     "AddRemove": [{"capacity": 3}],
     "Encoder": [

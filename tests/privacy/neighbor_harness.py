@@ -36,7 +36,7 @@ from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.privacy.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
+from pate_torch.privacy.sensitive import UNIT_COUNT_GRID, UNIT_NORM, GradientSums, Sensitivity, SoftVotes, UnitCounts
 from pate_torch.release import builder
 from pate_torch.students import selection
 
@@ -123,6 +123,11 @@ def watched(watch: Watch) -> Iterator[None]:
             for table in (value.compute_histogram, value.compute_shifted_histogram):
                 watch.meets(table(self.bins), value.sensitivity, rows=True, mechanism=self)
             return SoftVotes(watch.meets(value.score_KQS, Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf)))
+        if isinstance(value, UnitCounts):
+            counts_F = torch.cat([value.counts_C.double(), value.outside_sum[None] / UNIT_COUNT_GRID])
+            kept = watch.meets(counts_F, value.sensitivity, mechanism=self)
+            outside_sum = (kept[-1] * UNIT_COUNT_GRID).long()
+            return dataclasses.replace(value, counts_C=kept[:-1].long(), outside_sum=outside_sum)
         counts = getattr(value, "counts_QC", None)
         if counts is None:
             watch.seen.append(Seen(torch.zeros(0), value.sensitivity, False, self))
@@ -209,6 +214,8 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             return (ev.LaplaceEvent(ratio=said.linf / mechanism.sigma, count=count),)
         case "ExponentialMechanism":
             return (ev.BoundedRangeEvent(eta=2 * said.linf * mechanism.rate, count=queries),)
+        case "ClassCounts":
+            return (gaussian(said.l2, mechanism.sigma, 1),)
         case "Histogram":
             return (gaussian(said.l2, mechanism.sigma, turns),)
         case "GradientDescent":
