@@ -26,7 +26,8 @@ from pate_torch import PATEClassifier, load_student
 from pate_torch.api.inputs import encode_labels
 from pate_torch.features.encoder import Encoder
 from pate_torch.methods import feasibility
-from pate_torch.methods.gradients import plan_descent
+from pate_torch.methods.base import ModelForecast
+from pate_torch.methods.gradients import GradientMethod, plan_descent
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import DataSpec, EncoderCard
@@ -191,24 +192,35 @@ def test_the_number_of_units_is_public_where_one_is_replaced(make):
     )
 
 
-STOPPED = {"num_records_about": None, "epsilon": 0.05}
+STOPPED = {"num_records_about": None, "epsilon": 0.5}
 
 
-def test_counts_that_show_too_few_records_stop_the_fit_and_are_all_that_is_charged(make, tmp_path):
-    with pytest.raises(
-        ReleaseStopped, match=r"too few records for the noise.*larger epsilon \(it is 0\.05\).*spend_anyway"
-    ):
-        make(**STOPPED).fit(X[:60], Y[:60], public=PUBLIC)
+def test_counts_that_show_too_few_records_stop_the_fit_and_are_all_that_is_charged(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(GradientMethod, "forecast_model", lambda *_: ModelForecast(60, -0.1, -0.4, 0.2))
+    message = r"too few records for the noise.*larger epsilon \(it is 0\.5\).*spend_anyway"
+    with pytest.raises(ReleaseStopped, match=message):
+        make(**STOPPED).fit(X, Y, public=PUBLIC)
     (charge,) = read_account(tmp_path).charges.values()
     assert charge.is_stopped and charge.is_committed and not read_account(tmp_path).has_release
-    assert [charge.incurred_events] == [charge.reserved_events[:1]] and len(charge.reserved_events) == 2
-    assert read_account(tmp_path).ex_post_guarantee.epsilon < 0.05 / 3
+    assert charge.incurred_events == charge.reserved_events[:1] and len(charge.reserved_events) == 2
+    assert read_account(tmp_path).ex_post_guarantee.epsilon < 0.15
     with pytest.raises(ReleaseStopped):  # a charge of its own, which the guard against a second fit does not refuse
-        make(**STOPPED).fit(X[:60], Y[:60], public=PUBLIC)
-    make(**STOPPED, spend_anyway=True).fit(X[:60], Y[:60], public=PUBLIC)
+        make(**STOPPED).fit(X, Y, public=PUBLIC)
+    make(**STOPPED, spend_anyway=True).fit(X, Y, public=PUBLIC)
     assert [charge.is_stopped for charge in read_account(tmp_path).charges.values()] == [True, True, False]
     with pytest.raises(ValueError, match="allow_refit"):
-        make(**STOPPED).fit(X[:60], Y[:60], public=PUBLIC)
+        make(**STOPPED).fit(X, Y, public=PUBLIC)
+
+
+def test_few_records_are_expected_to_give_no_model(make, tmp_path):
+    """The noise of the counts, 30 units each, hides that there are twelve. One in twenty fits goes on."""
+    outcomes = []
+    for number in range(10):
+        try:
+            make(1.0, num_records_about=None, home=tmp_path / str(number)).fit(X[:12], Y[:12], public=PUBLIC)
+        except ReleaseStopped as stopped:
+            outcomes.append(stopped.forecast.skill)
+    assert len(outcomes) >= 6 and max(outcomes) <= 0
 
 
 def test_the_counts_are_released_and_a_declared_number_that_they_contradict_is_not_used(make, tmp_path):
@@ -437,7 +449,7 @@ def test_probabilities_are_those_that_the_records_were_fitted_at(make):
     divided = clf.predict_proba(x[3400:]).astype(float)
     divided /= divided.sum(1, keepdims=True)
     undivided = divided**radius / (divided**radius).sum(1, keepdims=True)
-    assert log_loss(y[3400:], divided) < 0.8 < 1.5 < log_loss(y[3400:], undivided)
+    assert log_loss(y[3400:], divided) < 0.8 < 1.2 < log_loss(y[3400:], undivided)
 
 
 def test_features_with_their_encoders_card_give_a_student_of_the_points_themselves(make):
