@@ -26,7 +26,8 @@ from pate_torch.privacy.sensitive import GradientSums, quantize
 _STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0)
 """Multiples of the released logits that are tried as the true logits."""
 _REPETITIONS, _MAX_POINTS, _MAX_RECORDS = 3, 1000, 3000
-_MAX_MULTIPLE = 3.0
+_MULTIPLES = (0.05, 3.0)
+"""Smallest and largest multiple of the logits. With 0, the model could not rank points any more."""
 
 
 def rescale_release(
@@ -104,7 +105,7 @@ def _fit_multiples(
         gradient = [float((residual_RC * value).sum()) for value in (base_C, logit_RC)]
         return -float((probability_RC * log_probability_RC).sum()) / len(logit_RC), np.array(gradient) / len(logit_RC)
 
-    bounds = [(0.0, 1.0), (0.0, _MAX_MULTIPLE)]
+    bounds = [(0.0, 1.0), _MULTIPLES]
     weight, multiple = minimize(compute_loss, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=bounds).x
     return float(weight), float(multiple)
 
