@@ -28,7 +28,9 @@ from torch import Tensor, nn
 from pate_torch.accounting.formatting import format_delta
 from pate_torch.api.inputs import (
     PointTransform,
+    check_public_points,
     encode_labels,
+    has_words,
     is_images,
     is_table,
     parse_cells,
@@ -115,6 +117,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         release_: Folder that may be published.
         student_: Model that predicts.
         class_counts_: Noisy number of units in each class, [C], which may be published. None for ``method="dpsgd"``.
+        unknown_counts_: Number of points of the last prediction whose category was unknown, by column.
     """
 
     epsilon: float = 1.0
@@ -201,7 +204,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
             X = self.encoder.encode(X, TEXT_SPEC, device=self.device).nan_to_num(0, 0, 0).numpy()  # as ``encode_sides``
-        x = self._transform(self._validate_points(to_dense(X), reset=False), warns=True)
+        schema = self._transform.schema
+        x = self._validate_points(to_dense(X), reset=False, with_words=schema is not None)
+        x = self._transform(x, warns=True)
+        self.unknown_counts_ = {} if schema is None else schema.count_unknown(x.numpy())
         if isinstance(self.student_, Student):
             return self.student_.compute_probabilities(x).double().numpy()
         return predict_all_classes(self.student_, self._transform.normalize(x), len(self.classes_))
@@ -246,25 +252,29 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _read_points(self, X: Any, y: Any, public: Any) -> tuple[Tensor, np.ndarray, Tensor]:
         """PRIVATE. Read records [N, ...], class numbers [N] (-1 if unusable) and public points; set ``classes_``."""
         if public is None:
-            problem = "must be unlabeled public points, of the form of X"
+            problem = "must be public points: rows like those of X, without labels, whose values may be published"
             fix = (
-                "Call fit(X, y, public=...) with rows that may be published: a public data set of the same kind, or "
-                "rows whose owners agreed. They determine columns and scaling. Without public rows, this classifier "
-                "cannot be used."
+                "\nThe classifier reads columns, categories and scaling off these rows, never off private records.\n"
+                "If you have none, give up a part of your records: X, public, y, _ = split_public(X, y, share=0.1, "
+                "publish_split=True)."
             )
             raise checks.error("public", None, problem, fix)
+        given_points = (X, public)
         X, public = to_dense(X), to_dense(public)
         X, public, has_text_N = self._encode_texts(X, public)
         X, public = self._check_points(X, public)
         is_encoded = self.encoder is not None
         self._transform, pool = PointTransform.from_public(public, self.categories, is_encoded=is_encoded)
         x = self._transform(X)
-        if self.classes is not None and isinstance(y, list | tuple):
+        is_real = not isinstance(self.encoder, Encoder) and self._transform.is_real_valued(pool)
+        check_public_points(*given_points, x, pool, is_real=is_real)
+        if isinstance(y, list | tuple):
             y = np.array(y, dtype=object)  # NumPy would convert all labels to strings if one label is a string
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
             raise checks.error("y", type(y).__name__, "must hold one class for each record of X")
         self.classes_, label_N = encode_labels(y, self.classes)
+        self.unknown_counts_ = {}
         return x, np.where(has_text_N, label_N, -1), pool
 
     def _encode_texts(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
@@ -284,22 +294,29 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if is_images(X) != is_images(public) or is_table(X) != is_table(public):
             kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
             raise checks.error("public", kinds[1], f"must have the form of X, {kinds[0]}")
-        X = self._validate_points(X, reset=True)
+        with_words = False
+        if not is_images(public) and not is_table(public):
+            public = np.array(public, dtype=object) if isinstance(public, list | tuple) else np.asarray(public)
+            with_words = has_words(public)
+        X = self._validate_points(X, reset=True, with_words=with_words)
         if is_table(X):
             columns = [*map(str, public.columns)]
             if missing := [name for name in map(str, X.columns) if name not in columns]:
                 raise checks.error("public", columns, f"lacks the columns {', '.join(missing)} of X")
             return X, public[list(X.columns)]
         if not is_images(X):
-            public = check_array(public, dtype=np.float64, ensure_all_finite="allow-nan", input_name="public")
+            public = public if with_words else parse_cells(public)
+            dtype = object if with_words else np.float64
+            public = check_array(public, dtype=dtype, ensure_all_finite="allow-nan", input_name="public")
         if tuple(public.shape[1:]) != tuple(X.shape[1:]):
             raise checks.error("public", tuple(public.shape), f"must have points like X, {tuple(X.shape[1:])}")
         return X, public
 
-    def _validate_points(self, X: Any, *, reset: bool) -> Any:
+    def _validate_points(self, X: Any, *, reset: bool, with_words: bool = False) -> Any:
         """Check points as scikit-learn does. Set (``reset``) or compare the names and the number of features.
 
-        In private records (``reset``), a cell that is not a finite number counts as missing.
+        In private records (``reset``), a cell that is not a finite number counts as missing, unless the public array
+        has words (``with_words``), so that its columns are those of a table.
         """
         if is_images(X):
             width = int(np.prod(X.shape[1:]))
@@ -310,10 +327,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return X
         if is_table(X):
             return validate_data(self, X, reset=reset, skip_check_array=True)
-        if not reset:
+        if not reset and not with_words:
             return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # for the same reason as y
-        return parse_cells(validate_data(self, X, dtype=None, ensure_all_finite=False))
+        x = validate_data(self, X, reset=reset, dtype=object if with_words else None, ensure_all_finite=False)
+        return x if with_words else parse_cells(x)
 
     # ---- choices ------------------------------------------------------------------------------------------------
 
@@ -393,6 +411,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             unit=unit,
             mean=None if transform.mean is None else transform.mean.tolist(),
             std=None if transform.std is None else transform.std.tolist(),
+            value_range=transform.value_range,
             schema=transform.schema,
             encoder=self.encoder.make_card(TEXT_SPEC) if isinstance(self.encoder, Encoder) else self.encoder,
             seed=self._seed,

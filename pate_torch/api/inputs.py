@@ -7,6 +7,7 @@ and on declarations of the user.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value
+from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value, is_missing
+
+SHARE_UNITS = 2**15
+"""Number of units in a share of 1 (``PointTransform.compute_outside_share``)."""
 
 
 def is_table(x: Any) -> bool:
@@ -31,6 +35,12 @@ def is_images(x: Any) -> bool:
     return getattr(x, "ndim", 0) == 4
 
 
+def has_words(x: Any) -> bool:
+    """Return whether an array [N, D] has cells that are neither numbers nor missing, such as texts and dates."""
+    is_checked = isinstance(x, np.ndarray) and x.dtype.kind not in "biuf"
+    return is_checked and any(not is_missing(cell) and math.isnan(_parse_number(cell)) for cell in x.flat)
+
+
 def to_dense(x: Any) -> Any:
     """Convert a sparse matrix to an array; return other points as they are."""
     return x.toarray() if sparse.issparse(x) else x
@@ -40,15 +50,21 @@ def to_dense(x: Any) -> Any:
 class PointTransform:
     """Transform of points to numbers that depends on public points alone.
 
+    Numbers are clipped to the public range where they are normalized, in private records as in new points: the released
+    student includes the range (``DataSpec.low``). Features of an encoder are not clipped.
+
     Attributes:
         schema: Schema of a table. None for arrays and images.
         mean: Means [D] of the public points; 0 for binary features. None for images.
         std: Standard deviations [D] of the public points; 1 for binary and constant features. None for images.
+        value_range: Smallest and largest values [D] of the public points. A constant feature is normalized to 0. None
+            for images and for features of an encoder.
     """
 
     schema: TableSchema | None = None
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
+    value_range: tuple[np.ndarray, np.ndarray] | None = None
 
     @classmethod
     def from_public(
@@ -60,20 +76,26 @@ class PointTransform:
         """
         if is_images(public):
             return cls(), torch.as_tensor(np.asarray(public))
-        if is_table(public):
+        schema, is_numeric_D, is_declared_D = None, np.array(True), np.array(False)
+        if has_words(public):
+            public = {f"x{index}": column for index, column in enumerate(public.T)}
+        if isinstance(public, dict) or is_table(public):
             schema = TableSchema.from_public(public, categories=categories, max_categories=MAX_CATEGORIES)
             schema = schema.with_fill_values(public)
-            x_PD = schema.encode(public, unknown="zeros")
-            is_numeric_D = np.isin(np.arange(x_PD.shape[1]), list(schema.numeric_indices))
-        else:
-            schema, x_PD = None, np.asarray(public)
-            is_numeric_D = np.ones(x_PD.shape[1], bool)
-        is_numeric_D &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # binary features are not scaled
-        mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
+            public = schema.encode(public, unknown="zeros")
+            is_numeric_D = np.isin(np.arange(schema.num_features), schema.numeric_indices)
+            is_declared_D = np.array([c.name in (categories or ()) for c in schema.columns for _ in c.features])
+        with np.errstate(over="ignore"):  # a number beyond float32 is missing, as in private records
+            x_PD: Any = np.ma.masked_invalid(np.asarray(public, dtype=np.float32)).astype(np.float64)
+        low, high, mean, std = (part.filled(0.0) for part in (x_PD.min(0), x_PD.max(0), x_PD.mean(0), x_PD.std(0)))
+        low, high = np.where(is_declared_D, 0.0, low), np.where(is_declared_D, 1.0, high)
+        is_scaled_D = is_numeric_D & ~((x_PD == 0) | (x_PD == 1)).filled(False).all(0)  # binary features are not scaled
         if is_encoded:
             std[:] = np.sqrt(np.mean(std**2))
-        mean, std = np.where(is_numeric_D, mean, 0.0), np.where(is_numeric_D & (std > 0), std, 1.0)
-        return cls(schema, mean, std), _fill_missing(x_PD, mean)
+        mean = np.where(low == high, low, np.where(is_scaled_D, mean, 0.0))
+        std = np.where(is_scaled_D & (std > 0), std, 1.0)
+        value_range = None if is_encoded else (low, high)
+        return cls(schema, mean, std, value_range), _fill_missing(x_PD.filled(np.nan), mean)
 
     def __call__(self, x: Any, *, warns: bool = False) -> Tensor:
         """Convert points to numbers. The public mean replaces a number that is missing or not finite.
@@ -90,7 +112,80 @@ class PointTransform:
         """Normalize points to rows for scikit-learn. Pixels of images are scaled to [0, 1]."""
         if self.mean is None or self.std is None:
             return x.flatten(1).numpy() / 255.0
-        return (x.numpy() - self.mean) / self.std
+        clipped = x.numpy() if self.value_range is None else x.numpy().clip(*self.value_range)
+        return (clipped - self.mean) / self.std
+
+    def is_real_valued(self, pool: Tensor) -> bool:
+        """Return whether transformed public points [P, ...] are images, or differ in columns that are not integers.
+
+        Such points equal other points only if they are copies: more than half of the points must be different.
+        """
+        if self.mean is None:
+            return True
+        x_PD = pool.numpy()
+        is_real_D = ((x_PD % 1 != 0) & (x_PD != self.mean.astype(np.float32))).any(
+            0
+        )  # the mean replaces missing values
+        return len(np.unique(x_PD[:, is_real_D], axis=0)) > len(x_PD) / 2
+
+    def compute_outside_share(self, x: Tensor) -> np.ndarray:
+        """PRIVATE. Compute the share of each record's numeric columns that lie outside the public range, int64 [N].
+
+        The unit is 2^-15: the share is rounded down to a multiple and is at most 2^15. It is a function of the record
+        alone. A number that was missing or not finite lies inside, since the public mean replaced it.
+
+        Args:
+            x: Transformed records [N, D], which are not clipped.
+        """
+        if self.value_range is None:
+            return np.zeros(len(x), dtype=np.int64)
+        columns = list(range(x.shape[1]) if self.schema is None else self.schema.numeric_indices)
+        low, high = (part[columns] for part in self.value_range)
+        numbers = x.numpy()[:, columns]
+        return ((numbers < low) | (numbers > high)).sum(1, dtype=np.int64) * SHARE_UNITS // max(1, len(columns))
+
+
+def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real: bool) -> None:
+    """Refuse private records as public points, and warn of a few public points that equal private records.
+
+    The refusal and the warning depend on private values. They are for the owner alone, and no file depends on them.
+
+    Args:
+        X: PRIVATE. Records as the user passed them.
+        public: Public points as the user passed them.
+        x: PRIVATE. Transformed records [N, ...].
+        pool: Transformed public points [P, ...].
+        is_real: Whether equal points are copies (``PointTransform.is_real_valued``). If they can be equal by chance,
+            nothing is said of them.
+
+    Raises:
+        ValueError: ``public`` is ``X`` or shares its memory; or more than half of the distinct public points equal
+            private records, and ``is_real``.
+    """
+    problem = "holds records of X: public points are published, and no epsilon covers them"
+    fix = "Give up some records by split_public(...), which removes them from X, or pass points from elsewhere."
+    if public is X or _share_memory(X, public):
+        raise checks.error("public", type(public).__name__, problem, fix)
+    if not is_real:
+        return
+    points = {point.tobytes() for point in pool.numpy() + 0}  # -0.0 + 0 is 0.0
+    num_equal = len(points.intersection(point.tobytes() for point in x.numpy() + 0))
+    if num_equal > len(points) / 2:
+        raise checks.error("public", f"{num_equal} of {len(points)} distinct points", problem, fix)
+    if num_equal:
+        message = f"{num_equal} of {len(points)} distinct public points equal private records"
+        warnings.warn(f"{message}. If they are the same records, no epsilon covers them.", stacklevel=4)
+
+
+def _share_memory(X: Any, public: Any) -> bool:
+    arrays, public_arrays = _list_arrays(X), _list_arrays(public)
+    return any(np.shares_memory(array, public_arrays[key]) for key, array in arrays.items() if key in public_arrays)
+
+
+def _list_arrays(points: Any) -> dict[Any, np.ndarray]:
+    if isinstance(points, list | tuple) or sparse.issparse(points):
+        return {}
+    return {name: np.asarray(points[name]) for name in points.columns} if is_table(points) else {"": np.asarray(points)}
 
 
 def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
@@ -118,6 +213,8 @@ def _parse_number(value: Any) -> float:
 def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the classes [C] and the class number of each label, int64 [N], or -1 for a label outside the classes.
 
+    A missing label (None, NaN or pandas.NA) is outside the classes.
+
     Args:
         y: PRIVATE. Labels [N].
         classes: All classes. None takes the distinct labels, which the owner must have declared public.
@@ -126,8 +223,11 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
         ValueError: There are fewer than two classes, two classes are equal, or no label is one of the classes.
     """
     if classes is None:
-        check_classification_targets(y)
-        class_C, label_N = np.unique(y, return_inverse=True)
+        has_label_N = np.array([format_value(value) != "" for value in y])
+        labels = np.array(y[has_label_N].tolist())  # of the type of the labels, without missing ones
+        check_classification_targets(labels)
+        label_N = np.full(len(y), -1)
+        class_C, label_N[has_label_N] = np.unique(labels, return_inverse=True)
     else:
         class_C = np.asarray(classes)
         number_by_key = {_to_class_key(value): number for number, value in enumerate(classes)}
@@ -138,7 +238,7 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
         if (label_N < 0).all():
             raise checks.error("classes", classes, "contains no value of y", "Write the classes as in y.")
     if len(class_C) < 2:
-        raise ValueError(f"y: PATEClassifier needs at least 2 classes, but there is only one class: {class_C[0]!r}")
+        raise ValueError(f"y: PATEClassifier needs at least 2 classes, but there is only one class: {class_C.tolist()}")
     return class_C, label_N.astype(np.int64)
 
 

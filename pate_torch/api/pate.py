@@ -108,6 +108,8 @@ class PATE:
         unit: Privacy unit, "record" or "group:<what>". A group unit needs ``unit_id``.
         mean: Public means [D] of channels or features, which normalize points. None for means of the public points.
         std: Public standard deviations [D]. Set them together with ``mean``.
+        value_range: Smallest and largest public values [D] of the features, to which points are clipped before they are
+            normalized. None to clip nothing.
         schema: Schema that converted tables to rows. The student includes the schema.
         encoder: Card of the frozen encoder that computed the rows (``Encoder.make_card``), each row from one point
             alone. The student and the privacy statement include the card.
@@ -141,6 +143,7 @@ class PATE:
     unit: str = "record"
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+    value_range: tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray] | None = None
     schema: TableSchema | None = None
     encoder: EncoderCard | None = None
     allow_duplicate_account: bool = False
@@ -463,6 +466,7 @@ class PATE:
         width = x.shape[1]
         default = ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
         mean, std = self._constants or (compute_normalization(public) if len(public) else default)
+        low, high = (None, None) if self.value_range is None else (tuple(map(float, part)) for part in self.value_range)
         return DataSpec(
             name=self.name,
             num_classes=len(self.class_names),
@@ -470,6 +474,8 @@ class PATE:
             class_names=self.class_names,
             mean=mean,
             std=std,
+            low=low,
+            high=high,
             schema=self.schema,
             encoder=self.encoder,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -32,7 +33,7 @@ ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
 }
 """Check of each encoder option that affects features, by name. None if the option is a list of numbers."""
 ADJACENCIES = ("add_remove", "replace_one")
-OPTIONAL_SPEC_FIELDS = ("schema", "resize", "text", "encoder")
+OPTIONAL_SPEC_FIELDS = ("low", "high", "schema", "resize", "text", "encoder")
 """Fields of a ``DataSpec`` that ``to_dict`` leaves out if they are not set."""
 UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
 NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
@@ -53,6 +54,9 @@ class DataSpec:
         mean: Normalization mean for each channel (of images, after x/255) or each feature. It is never a statistic of
             private records.
         std: Normalization standard deviation, in the same form as ``mean``.
+        low: Smallest value of each feature among the public points, to which points are clipped before they are
+            normalized. A feature that is constant among the public points is thus ignored. None if nothing is clipped.
+        high: Largest value of each feature among the public points. None if ``low`` is None.
         benchmark: Whether the data are a public benchmark, so that accuracies on its private records may be shown.
         nominal_size: Publicly declared approximate number of private records. None if it is not declared.
         schema: Description of how a table row becomes a point. None if points come from no table.
@@ -69,6 +73,8 @@ class DataSpec:
     std: tuple[float, ...]
     benchmark: bool = False
     nominal_size: int | None = None
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
     schema: TableSchema | None = None
     resize: str | None = None
     text: str | None = None
@@ -80,6 +86,11 @@ class DataSpec:
             raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.error("std", self.std, "must have as many entries as mean")
+        if (self.low is None) != (self.high is None):
+            raise checks.error("high", self.high, "must be given together with low")
+        low, high = self.low or (), self.high or ()
+        if len({len(low), len(high), len(self.mean)} - {0}) > 1 or not all(map(operator.le, low, high)):
+            raise checks.error("low", low, "must have as many entries as mean, which are at most those of high")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""
@@ -100,7 +111,9 @@ class DataSpec:
         if missing := [field.name for field in fields(cls) if field.name not in {*facts, *OPTIONAL_SPEC_FIELDS}]:
             raise checks.error("spec", ", ".join(missing), "is missing")
         check_by_key: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "mean": checks.number}
-        for key, check in (check_by_key | {"std": checks.number, "class_names": checks.nonempty_string}).items():
+        check_by_key |= {"std": checks.number, "class_names": checks.nonempty_string}
+        check_by_key |= {key: checks.number for key in ("low", "high") if key in facts}
+        for key, check in check_by_key.items():
             facts[key] = tuple(checks.collection(key, facts[key]))
             for value in facts[key]:
                 check(key, value)
@@ -137,7 +150,14 @@ class DataSpec:
         """Normalize uint8 images [..., Ch, H, W] or feature rows [..., D] by the constants ``mean`` and ``std``."""
         mean, std = self.get_constants(dtype, x.device)
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
-        return (x - mean) / std
+        return (self.clip(x) - mean) / std
+
+    def clip(self, x: Tensor) -> Tensor:
+        """Clip feature rows [..., D] to the range of the public points, if ``low`` and ``high`` are set."""
+        if self.low is None or self.high is None:
+            return x
+        low, high = (_make_constant_tensor(values, (-1,), x.dtype, x.device) for values in (self.low, self.high))
+        return x.clamp(low, high)
 
     def get_constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return ``mean`` and ``std`` as tensors that broadcast. They are shared, so callers must not change them."""

@@ -86,6 +86,8 @@ class TableSchema:
     ) -> TableSchema:
         """Read a schema off PUBLIC records. A column is numeric if all its values are, and categorical otherwise.
 
+        The missing value is a category of its own, "", where a categorical column of the public records lacks a value.
+
         Args:
             public: Public records, in a form that ``encode`` takes. All columns are used. Private records must not be
                 given, because the schema would publish a category that a single record has.
@@ -105,13 +107,14 @@ class TableSchema:
             if name in declared_categories:
                 values: Iterable[str] | None = [normalize_class_name(value) for value in declared_categories[name]]
             else:
-                values = _infer_categories(set(text) - {""})
-                if values is not None and all(map(_DATE.match, values)):
+                values = _infer_categories(set(text))
+                dates = [value for value in values or () if value]
+                if dates and all(map(_DATE.match, dates)):
                     problem = f"column {name!r} holds dates, which are neither numbers nor categories"
                     fix = (
                         "Replace the dates by numbers, such as the days since a fixed date, or list them in categories."
                     )
-                    raise checks.error("public", next(iter(values)), problem, fix)
+                    raise checks.error("public", dates[0], problem, fix)
             column = Column(name, None if values is None else tuple(values))
             if name not in declared_categories and len(column.categories or ()) > max_categories:
                 raise TooManyCategoriesError(name, len(column.categories or ()), max_categories)
@@ -141,7 +144,8 @@ class TableSchema:
         does not have are ignored.
 
         Args:
-            table: A DataFrame, or {column: values}, or an array [N, columns] if every column is numeric.
+            table: A DataFrame, or {column: values}, or an array [N, columns], which must be of type object if a column
+                is categorical.
             unknown: Treatment of a value that is no category of its column: "error"; "zeros" to encode the value as
                 none of the categories; or "warn" for zeros and one warning that names the columns. Use "zeros" for
                 private records, because an error would depend on them.
@@ -153,7 +157,8 @@ class TableSchema:
         """
         checks.one_of("unknown", unknown, ("error", "warn", "zeros"))
         checks.one_of("missing", missing, ("error", "nan"))
-        text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
+        takes_array = self._is_numeric() or (isinstance(table, np.ndarray) and table.dtype == object)
+        text_by_column = _to_text_columns(table, [column.name for column in self.columns], takes_array)
         blocks: list[np.ndarray] = []
         unknown_cells: dict[str, str] = {}
         missing_cells: dict[str, str] = {}
@@ -207,6 +212,16 @@ class TableSchema:
             is_numeric = column.categories is None
             columns.append(map(repr, map(_parse_number, values)) if is_numeric else map(normalize_class_name, values))
         return [compute_content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
+
+    def count_unknown(self, x_ND: np.ndarray) -> dict[str, int]:
+        """Count the records of each categorical column whose encoded rows ``x_ND`` have none of the categories."""
+        counts, start = {}, 0
+        for column in self.columns:
+            block_ND = x_ND[:, start : start + len(column.features)]
+            start += len(column.features)
+            if column.categories is not None:
+                counts[column.name] = int((block_ND == 0).all(1).sum())
+        return counts
 
     def find_unused_columns(self, table: Any) -> list[str]:
         """List the columns of a table that ``encode`` ignores."""
@@ -272,6 +287,11 @@ def _infer_categories(values: set[str]) -> list[str] | None:
     if all(value.casefold() in _MISSING_TEXTS or not math.isnan(_parse_number(value)) for value in values):
         return None
     return sorted({normalize_class_name(value) for value in values})
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value counts as missing in a numeric column: None, NaN, pandas.NA, or a text such as "NA"."""
+    return format_value(value).casefold() in _MISSING_TEXTS
 
 
 def _parse_number(text: str) -> float:

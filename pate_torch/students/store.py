@@ -145,9 +145,14 @@ class ExportedModel(nn.Module):
         self.module, self.scale = module, 255.0 if spec.is_image else 1.0
         mean, std = spec.get_constants(torch.float32, torch.device("cpu"))
         self.mean, self.std = nn.Buffer(mean), nn.Buffer(std)  # buffers follow the weights to another device
+        self.low = None if spec.low is None else nn.Buffer(torch.tensor(spec.low))
+        self.high = None if spec.high is None else nn.Buffer(torch.tensor(spec.high))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.module((x.float() / self.scale - self.mean) / self.std).softmax(1)
+        x = x.float() / self.scale
+        if self.low is not None:
+            x = x.clamp(self.low, self.high)
+        return self.module((x - self.mean) / self.std).softmax(1)
 
 
 def export(student: Student, path: Path | str) -> Path:

@@ -113,6 +113,7 @@ def iterate_batches(
     dtype, affine, batch_size = recipe.torch_dtype, recipe.augment, recipe.batch_size
     mean, std = spec.get_constants(dtype, device)
     x_R, y_R = (to_device(value, device).flatten(0, 1) for value in (chunk.x_kS, chunk.y_kS))
+    x_R = spec.clip(x_R)
     first_k = torch.arange(len(chunk), device=device) * chunk.x_kS.shape[1]
     sizes = zip(chunk.teachers, chunk.size_k.tolist(), strict=True)
     batches = [draw_batches(seed, k, size, recipe.steps, batch_size) for k, size in sizes]

@@ -284,7 +284,7 @@ REFUSED = {
     "one class": ({"classes": [0]}, {}, "at least 2 classes"),
     "no listed class": ({"classes": ["a", "b"]}, {}, "classes"),
     "chosen by": ({"chosen_by": "luck"}, {}, "chosen_by"),
-    "public": ({}, {"public": None}, "public=None: must be unlabeled public points"),
+    "public": ({}, {"public": None}, "public=None: must be public points.*\\n.*\\n.*split_public"),
     "account": ({"account": None}, {}, "account=None: must name"),
     "epsilon": ({"epsilon": 0.0}, {}, "epsilon"),
     "delta": ({"delta": 2.0}, {}, "delta"),

@@ -130,16 +130,21 @@ COLUMNS: dict[str, list[Any]] = {
     "floats": [0.5, -1.25, 2.0, 7.5],
     "missing": ["red", None, "blue"],
     "dates": [datetime.datetime(2020, 1, day) for day in (1, 2, 3)],
+    "private dates": ["red", datetime.datetime(2020, 1, 1), "blue", datetime.datetime(2020, 1, 2, 3)],
     "booleans": [True, False],
     "categories": ["low", "high"],
     "texts": [],
 }
+"""Type of a column -> its values. ``PATEClassifier`` takes public dates only as declared categories."""
+PUBLIC_COLUMNS = {"private dates": ["red", "blue"]}
+"""Values of public points, if they are of another type than those of private records."""
 ODD_VALUES = [None, float("nan"), 3e38, float("inf"), "purple", 2**60 + 9, datetime.datetime(1700, 1, 1, 1, 1, 1, 1)]
 
 
-def records(case: dict[str, str], count: int = RECORDS, first: int = 0, seed: int = 0) -> list[Record]:
+def records(case: dict[str, str], count: int = RECORDS, first: int = 0, *, public: bool = False) -> list[Record]:
     """Two clouds; units of one to three records."""
-    draw, name, values = np.random.default_rng(seed), IDS[case["ids"]][0], COLUMNS[case["column"]]
+    draw, name, values = np.random.default_rng(int(public)), IDS[case["ids"]][0], COLUMNS[case["column"]]
+    values = PUBLIC_COLUMNS.get(case["column"], values) if public else values
     rows = []
     for i in range(count):
         unit, label = first + i // 2 if i % 5 else first + i // 3, i % 2
@@ -231,7 +236,7 @@ class Calls:
         return "\n".join([output.getvalue(), *(str(warning.message) for warning in warned), refusal])
 
     def _public(self) -> Any:
-        return frame(self.case, records(self.case, POINTS, 50, seed=1))
+        return frame(self.case, records(self.case, POINTS, 50, public=True))
 
     def _classifier(self, rows: list[Record], first: bool) -> None:
         teacher, options = TEACHERS_BY_METHOD[self.case["method"]], {}
@@ -240,6 +245,8 @@ class Calls:
             options = {"num_teachers": TEACHERS, "num_queries": QUERIES}
         if self.case["column"] == "texts":
             options["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
+        if self.case["column"] == "dates":
+            options["categories"] = {"c": COLUMNS["dates"]}
         options |= {"classes": CLASSES, "num_records_about": RECORDS, "spend_anyway": True, "allow_refit": not first}
         options |= {"method": method, "teacher": teacher, "adjacency": self.case["adjacency"], "home": self.root}
         classifier = PATEClassifier(3.0, account="toy", **options)

@@ -16,6 +16,7 @@ from pate_torch.api.pate import PATE
 from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy import unit_ids
+from pate_torch.privacy.noise import NoiseSource
 from pate_torch.teachers import panel
 from pate_torch.teachers.store import TeacherStore
 from tests.privacy import neighbor_choices as choices
@@ -68,6 +69,15 @@ def test_python_refuses_a_method_that_labels_nothing():
     tally = Tally()
     assert not calls.attempt(case(door="PATE", method="dpsgd"), tally)
     assert "releases a model" in next(iter(tally.reasons))
+
+
+def test_public_dates_that_nobody_declared_are_refused_before_anything_is_drawn(monkeypatch, tmp_path):
+    rows = calls.records(case(column="dates"))
+    monkeypatch.setattr(calls, "PUBLIC_COLUMNS", {"floats": calls.COLUMNS["dates"]})
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: pytest.fail("noise was drawn"))
+    with pytest.raises(ValueError, match="column 'c' holds dates"):
+        calls.Calls(case(column="floats"), rows, tmp_path)()
+    assert not list(tmp_path.rglob("ledger.sqlite"))
 
 
 def faults(*words: str, draws: int = 1, **changes: str) -> bool:
