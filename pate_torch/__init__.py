@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _MODULE_BY_NAME = {
     "PrivateLabeler": "pate_torch.api.labeler",
     "load_student": "pate_torch.students.store",
 }
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # an application chooses where messages go
 
 __all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student"]
 

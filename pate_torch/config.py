@@ -11,7 +11,7 @@ import torch
 from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks, run_folders
-from pate_torch.core.progress import Stages
+from pate_torch.core.progress import Callback, Stages
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.features.encoder import Encoder
@@ -93,6 +93,7 @@ class RunConfig:
         baseline: Recipe of a model that is trained on all records without privacy, for the owner. None to train no such
             model.
         quiet: Whether to hide progress.
+        callback: Function that is told the progress (``core.progress.Stages``). None to tell nothing.
 
     Raises:
         ValueError: Choices cannot be combined, whatever the data.
@@ -114,6 +115,7 @@ class RunConfig:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: TeacherRecipe | None = None
     quiet: bool = False
+    callback: Callback | None = None
 
     def __post_init__(self) -> None:
         checks.integer("seed", self.seed, low=0)

@@ -30,6 +30,7 @@ from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
+from pate_torch.release.charges import explained_interrupts
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.store import UnfinishedCall, WrittenRelease
 from pate_torch.students.store import load as load_student
@@ -121,13 +122,15 @@ class OpenRun:
             BudgetExceeded: The account's cap does not admit this run.
         """
         clock = StageTimer() if clock is None else clock
-        with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as exit_stack:
+        stages = Stages(quiet=config.quiet, callback=config.callback)
+        with stages, contextlib.ExitStack() as exit_stack:
             exit_stack.enter_context(deterministic_mode(config.device))
             with clock("data"):
                 splits = DataSplits.from_config(config, stages)
             facts = DatasetFacts.from_dataset(splits.data, config.partition)
             config = config.complete(facts, stages)
             config = replace(config, root=config.method.find_ledger_folder(config.root, facts, stages))
+            exit_stack.enter_context(explained_interrupts(config.root, facts.spec.name))
             owner = owner_file.read(config.root, facts.spec.name)
             config.validate(facts)
             planned_events = config.privacy_events(facts)
@@ -172,7 +175,7 @@ class OpenRun:
         create_private_folder(config.root, "store")
         with (
             Ledger(config.ledger_path) as ledger,
-            Stages(quiet=config.quiet) as stages,
+            Stages(quiet=config.quiet, callback=config.callback) as stages,
             contextlib.ExitStack() as exit_stack,
         ):
             exit_stack.enter_context(deterministic_mode(config.device))
@@ -353,8 +356,8 @@ def _check_duplicate_account(
             " either account does not cover both"
         )
         fix = (
-            f"Use account {duplicate!r}. If a second account is meant, set allow_duplicate_account=True"
-            " (privacy.allow_duplicate_account=true) and add both epsilons yourself."
+            f"Use account {duplicate!r}. If a second account is meant, set privacy.allow_duplicate_account=true,"
+            " and add both epsilons yourself."
         )
         raise checks.error("account", name, problem, fix)
 

@@ -10,9 +10,9 @@ import torch
 
 from pate_torch import pipeline
 from pate_torch.accounting.accountant import compute_guarantee
-from pate_torch.cli import hydra_config
 from pate_torch.config import PrivacyConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.core.device import parse_device
 from pate_torch.data.benchmark import Digits, Mnist, Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
@@ -131,11 +131,8 @@ def test_a_bad_value_of_a_component_is_refused_by_its_key(component, values, wor
         ("paths.root=5", lambda: run_folders.check_root(5)),
         ("labels", lambda: run_folders.check_hex_id("labels", "0123456789ABCDEF")),
         ("dataset.name", lambda: run_folders.get_run_folder("home", "../x", "gaussian")),
-        *(
-            (f"device={name!r}", lambda name=name: hydra_config.parse_device(name))
-            for name in ("foo", "meta", 7, "cpu:x")
-        ),
-        (("device='cuda:99'", "device=auto"), lambda: hydra_config.parse_device("cuda:99")),
+        *((f"device={name!r}", lambda name=name: parse_device(name)) for name in ("foo", "meta", 7, "cpu:x")),
+        (("device='cuda:99'", "device=auto"), lambda: parse_device("cuda:99")),
     ],
 )
 def test_values_of_a_wrong_kind_are_refused(words, make):

@@ -12,6 +12,7 @@ categories, scaling and the values that replace missing numbers. ``PATE`` has mo
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -37,9 +38,11 @@ from pate_torch.api.inputs import (
     predict_all_classes,
     to_dense,
 )
-from pate_torch.api.pate import PATE, annotate_disk_error, find_account, select_student_network
+from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
+from pate_torch.api.pate import PATE, annotate_disk_error, select_student_network
 from pate_torch.core import checks, run_folders, texts
-from pate_torch.core.progress import Stages
+from pate_torch.core.device import parse_device
+from pate_torch.core.progress import Callback, Stages
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.encoded_dataset import encode_sides
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
@@ -49,10 +52,12 @@ from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import account_charged_error
+from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, EncoderCard
 from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release import store as release_store
+from pate_torch.release.charges import explained_interrupts, format_charges
 from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
@@ -66,8 +71,10 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
 DEFAULT_CAP_EPSILON = 10.0
-"""Smallest epsilon cap of a new account. A fit that costs more opens an account whose cap is the cost of the fit."""
+"""Epsilon cap of a new account without ``cap``, unless the fit costs more: then the cap is the cost of the fit."""
 
+_logger = logging.getLogger(__name__)
+_NOISE_ADVICE = "Pass a larger epsilon, or num_records_about=... if the number of private records is public."
 _MODULE_RECIPE = TeacherRecipe(steps=500, batch_size=64)
 """Training recipe for a user's torch.nn.Module on the released labels."""
 
@@ -81,6 +88,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         account: Name of the ledger account of the private data set. Every release from the data set is charged to it.
         num_records_about: Approximate number of private records, if the number is public. It replaces the noisy total
             of the class counts if both agree within two standard deviations. ``method="dpsgd"`` needs it.
+        cap: Largest total epsilon of the account, fixed by its first charge. None for the cap of the existing account,
+            or for 10 if the account is new (or ``epsilon``, if larger).
         delta: Delta of the guarantee, which should be far below 1/(number of records).
         classes: All classes, in order. Required unless ``classes_are_public``.
         classes_are_public: Whether the distinct values of ``y`` are public. If True and ``classes`` is None, these
@@ -107,13 +116,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             ledger and teachers, and ``outputs`` in the working directory for runs.
         random_state: Seed of everything except the noise, which is always secret. None draws a new seed for each fit; a
             fit that was interrupted after its charge can then not be finished for free.
-        device: Device on which networks are trained.
-        verbose: Whether to print the chosen method, the forecast and the progress.
+        device: Device on which networks are trained: "cpu", "cuda", "cuda:<n>", "mps" or "auto".
+        verbose: Whether to print the chosen method, the forecast, the charge and the progress. The logger
+            ``pate_torch.api.classifier`` also gets all but the progress, at level INFO.
+        callback: Function callback(stage, done, total) that is told the progress. It is for the owner alone, because
+            some stages count private records. If it raises an error, the fit ends. None to tell nothing.
 
     Attributes:
         classes_: Classes, [C].
         method_: Chosen method, with the reason (``planning.autoconfig.MethodConfig``).
         privacy_: Privacy statement, as in privacy.json.
+        total_: Guarantee of all releases of the account after the fit (``accounting.accountant.Guarantee``).
         release_: Folder that may be published.
         student_: Model that predicts.
         class_counts_: Noisy number of units in each class, [C], which may be published. None for ``method="dpsgd"``.
@@ -124,6 +137,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     _: KW_ONLY
     account: str | None = None
     num_records_about: float | None = None
+    cap: float | None = None
     delta: float = 1e-5
     classes: Sequence[Any] | None = None
     classes_are_public: bool = False
@@ -143,6 +157,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     random_state: int | None = 0
     device: str = "cpu"
     verbose: bool = True
+    callback: Callback | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -152,6 +167,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.poor_score = True  # scikit-learn's checks have a few dozen records, too few for privacy
         return tags
 
+    @reworded_errors(CLASSIFIER_WORDS)
     def fit(self, X: Any, y: Any, *, public: Any = None, groups: Any = None) -> PATEClassifier:
         """Charge the account and train the released model.
 
@@ -168,11 +184,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             BudgetExceeded: The charge would exceed the cap of the account. Nothing has been drawn or charged.
             ReleaseStopped: The noisy class counts show too few records for the noise, so that the model is expected to
                 be no better than the class frequencies. Only the counts are charged, and another fit is a new charge.
+            KeyboardInterrupt: Ctrl-C. The message tells what was charged, and how to go on.
         """
         self._check_parameters()
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
         self._seed = checks.integer("random_state", seed, low=0)
-        with annotate_disk_error(self._home, str(self.account)):
+        home, account, can_repeat = self._home, str(self.account), self.random_state is not None
+        with annotate_disk_error(home, account), explained_interrupts(home, account, can_repeat=can_repeat):
             x, label_N, pool = self._read_points(X, y, public)
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
@@ -180,8 +198,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
             pate = self._make_pate(facts, unit)
             spec = pate.make_spec(pool, pool)
-            if self.verbose:
-                self._print_summary(facts, unit)
+            self._announce_plan(facts, unit)
             if _is_module_factory(self.student):
                 panel.check_factory("student", self.student, spec)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=unit_ids, public_x=pool)
@@ -192,6 +209,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             first_answers = release_store.read_first_answers(self.release_)
             self.class_counts_ = None if first_answers is None else first_answers.counts_C.numpy()
             self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
+            self._announce_charge(home, account)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -199,6 +217,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         label_N = self.predict_proba(X).argmax(1)  # before classes_, because predict_proba checks for a fitted model
         return self.classes_[label_N]
 
+    @reworded_errors(CLASSIFIER_WORDS)
     def predict_proba(self, X: Any) -> np.ndarray:
         """Predict class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
@@ -212,6 +231,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return self.student_.compute_probabilities(x).double().numpy()
         return predict_all_classes(self.student_, self._transform.normalize(x), len(self.classes_))
 
+    @reworded_errors(CLASSIFIER_WORDS)
     def save_release(self, folder: Path | str) -> Path:
         """Copy everything that may be published into a new folder."""
         check_is_fitted(self, "student_")
@@ -245,6 +265,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if student is not None and self.method == "dpsgd":
             problem = "cannot be combined with method='dpsgd', which releases no labels for a student"
             raise checks.error("student", type(student).__name__, problem, "Omit student.")
+        for key, value in {"num_teachers": self.num_teachers, "num_queries": self.num_queries}.items():
+            if value is not None:
+                checks.integer(key, value, low=1)
+        parse_device(self.device)
         if not isinstance(self.encoder, Encoder | EncoderCard | None):
             problem = "must be an Encoder, or the EncoderCard of the encoder that computed the rows"
             raise checks.error("encoder", type(self.encoder).__name__, problem)
@@ -284,9 +308,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         has_text_N = np.array([texts.is_text(text) for text in X], dtype=bool)
         X = [text if has_text else "-" for text, has_text in zip(X, has_text_N.tolist(), strict=True)]
         tensors = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
-        with Stages(quiet=not self.verbose) as stages:
+        with Stages(quiet=not self.verbose, callback=self.callback) as stages:
             features = encode_sides(self.encoder, TEXT_SPEC, tensors, name=str(self.account), root=self._home,
-                                device=torch.device(self.device), stages=stages)  # fmt: skip
+                                device=parse_device(self.device), stages=stages)  # fmt: skip
         return features["private"].numpy(), features["public"].numpy(), has_text_N
 
     def _check_points(self, X: Any, public: Any) -> tuple[Any, Any]:
@@ -371,10 +395,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _make_pate(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
         """Make the ``PATE`` object of the run. Raise ValueError before training if the account may not be charged."""
         home, method, transform, name = self._home, self.method_, self._transform, str(self.account)
+        cap = None if self.cap is None else checks.positive("cap", self.cap)
         account = find_account(home, name)
         is_charged = account is not None and account.is_charged
         has_release = account is not None and account.has_release
-        may_charge = self.allow_refit or UnfinishedCall.has_any(TeacherStore(home), name)
+        may_charge = self.allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
         if account is not None and has_release and not may_charge:  # the ledger checks this again at the charge
             raise account_charged_error(account, facts.epsilon)
         voting: dict[str, Any] = {}
@@ -399,7 +424,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             name,
             classes=[str(value) for value in self.classes_],
             delta=facts.delta,
-            budget_epsilon=None if is_charged else max(DEFAULT_CAP_EPSILON, facts.epsilon),
+            budget_epsilon=max(DEFAULT_CAP_EPSILON, facts.epsilon) if cap is None and not is_charged else cap,
             teacher=teacher,
             first_charge_only=not self.allow_refit,
             allow_duplicate_account=self.allow_duplicate_account,
@@ -417,6 +442,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             seed=self._seed,
             device=self.device,
             quiet=not self.verbose,
+            callback=self.callback,
+            allow_uninformative_labels=self.spend_anyway,
             **voting,
         )
 
@@ -438,7 +465,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         method, student = self.method_, self.student
         options: dict[str, Any] = {"strategy": method.query, "features": method.features, "finish": False}
         try:
-            release = pate.label(pool, method.num_queries, **options)
+            release = pate.label(pool, method.num_queries, format_alternative=lambda *_: _NOISE_ADVICE, **options)
         except ReleaseStopped as stopped:
             fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True."
             raise ReleaseStopped(stopped.forecast, stopped.reservation_id, fix) from None
@@ -457,7 +484,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 problem = "student: cannot be trained, because the mechanism labeled no public point"
                 raise ValueError(f"{problem}. The account stays charged. Use a larger epsilon or fewer questions.")
             else:
-                options = {"seed": self._seed, "device": torch.device(self.device)}
+                options = {"seed": self._seed, "device": parse_device(self.device)}
                 module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
                 student = Student({"name": "own"}, module, spec)
         pate.report()
@@ -476,12 +503,25 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         first_student, alpha = (FixMatch(network=network), 0.3) if images else (later_students, 0.5)
         return SelfTraining(first_student=first_student, later_students=later_students, alpha=alpha, num_generations=1)
 
-    def _print_summary(self, facts: autoconfig.PublicFacts, unit: str) -> None:
+    def _announce_plan(self, facts: autoconfig.PublicFacts, unit: str) -> None:
         unit_name = unit.partition(":")[0]
         price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
-        print(f"PATEClassifier, {price}: {self.method_.reason}.")
-        print(f"  {self.method_.expectation}")
-        print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
+        self._announce(f"PATEClassifier, {price}: {self.method_.reason}.")
+        self._announce(f"  {self.method_.expectation}")
+
+    def _announce_charge(self, home: Path, name: str) -> None:
+        """Set ``total_``, and announce it with the charge of the release, which an interrupted fit may have paid."""
+        account = find_account(home, name)
+        assert account is not None
+        self.total_ = account.guarantee
+        charges = [charge for charge in account.charges.values() if charge.run == self.release_.parent.name]
+        self._announce(f"  {format_charges(home, account, charges)}")
+
+    def _announce(self, line: str) -> None:
+        """Log a line and, if ``verbose``, print it. The line may depend on public facts and on the ledger alone."""
+        _logger.info(line.strip())
+        if self.verbose:
+            print(line)
 
 
 def _is_module_factory(student: Any) -> bool:

@@ -21,9 +21,6 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value, is_missing
 
-SHARE_UNITS = 2**15
-"""Number of units in a share of 1 (``PointTransform.compute_outside_share``)."""
-
 
 def is_table(x: Any) -> bool:
     """Return whether ``x`` is a DataFrame of any library."""
@@ -127,22 +124,6 @@ class PointTransform:
             0
         )  # the mean replaces missing values
         return len(np.unique(x_PD[:, is_real_D], axis=0)) > len(x_PD) / 2
-
-    def compute_outside_share(self, x: Tensor) -> np.ndarray:
-        """PRIVATE. Compute the share of each record's numeric columns that lie outside the public range, int64 [N].
-
-        The unit is 2^-15: the share is rounded down to a multiple and is at most 2^15. It is a function of the record
-        alone. A number that was missing or not finite lies inside, since the public mean replaced it.
-
-        Args:
-            x: Transformed records [N, D], which are not clipped.
-        """
-        if self.value_range is None:
-            return np.zeros(len(x), dtype=np.int64)
-        columns = list(range(x.shape[1]) if self.schema is None else self.schema.numeric_indices)
-        low, high = (part[columns] for part in self.value_range)
-        numbers = x.numpy()[:, columns]
-        return ((numbers < low) | (numbers > high)).sum(1, dtype=np.int64) * SHARE_UNITS // max(1, len(columns))
 
 
 def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real: bool) -> None:

@@ -26,9 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.api.labeler import PrivateLabeler
+from pate_torch.api.messages import PATE_WORDS, reworded_errors
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.core.device import parse_device
+from pate_torch.core.progress import Callback, Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import tensors
 from pate_torch.data.base import Constants, DatasetSource, check_name, compute_normalization
@@ -40,11 +42,12 @@ from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import PanelMethod
+from pate_torch.opening import AlternativeFormatter
 from pate_torch.owner_metrics import attack_student
 from pate_torch.planning.gradient_budget import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
-from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, assign_shards, drop_unusable
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
@@ -123,6 +126,7 @@ class PATE:
         insecure_noise_seed: Seed that makes the noise repeatable and the release not private. None for secret noise.
         seed: Seed of everything except the noise.
         quiet: Whether to hide progress.
+        callback: As for ``PATEClassifier``.
         home: As for ``PATEClassifier``, like ``allow_duplicate_account``, ``chosen_by`` and ``device``.
 
     Raises:
@@ -157,7 +161,9 @@ class PATE:
     insecure_noise_seed: int | None = None
     device: torch.device | str = "cpu"
     quiet: bool = True
+    callback: Callback | None = None
 
+    @reworded_errors(PATE_WORDS)
     def __post_init__(self) -> None:
         check_name(self.name)
         self._check_teacher()
@@ -214,6 +220,7 @@ class PATE:
 
     # ---- the stages ---------------------------------------------------------------------------------------------
 
+    @reworded_errors(PATE_WORDS)
     def fit_teachers(self, x: Array, y: Array, *, unit_id: Any = None, public_x: Array | None = None) -> PATE:
         """Train one teacher per shard, or load stored teachers of the same recipe on the same records.
 
@@ -254,6 +261,7 @@ class PATE:
             self._panel = self._fit_panel(data)
         return self
 
+    @reworded_errors(PATE_WORDS)
     def label(
         self,
         pool_x: Array,
@@ -264,6 +272,7 @@ class PATE:
         method: str | Mapping[str, Any] | None = None,
         features: FeatureRecipe | None = None,
         finish: bool = True,
+        format_alternative: AlternativeFormatter | None = None,
     ) -> Release:
         """Charge the worst case of ``num_queries`` questions, draw their answers, and write the labels.
 
@@ -281,6 +290,8 @@ class PATE:
                 None to use the points as they are.
             finish: Whether the release is complete after this call. If False, the caller must call ``finish`` later.
                 If the program is interrupted before ``finish``, the same call returns the same labels.
+            format_alternative: Function that suggests other settings if noise outweighs the votes. None to suggest
+                another call of ``PATE``.
 
         Raises:
             BudgetExceeded: The charge would exceed the cap. Nothing has been drawn or charged.
@@ -288,7 +299,7 @@ class PATE:
             ValueError: An argument is wrong. Nothing has been charged.
         """
         self._clock = StageTimer()  # the stages of earlier calls do not belong to this release
-        data = self.make_data(pool_x)
+        data, advise = self.make_data(pool_x), format_alternative or _format_alternative
         guide_options = {"network": "lean_cnn" if data.spec.is_image else "mlp", "steps": 200}
         labeling = self._build_method(
             method,
@@ -300,7 +311,7 @@ class PATE:
         )
         with (
             annotate_disk_error(self.home, self.name),
-            ReleaseSession.open(self.make_config(data, labeling), self._clock, _format_alternative) as session,
+            ReleaseSession.open(self.make_config(data, labeling), self._clock, advise) as session,
         ):
             if session.forecast is not None:
                 warnings.warn(session.forecast, feasibility.LowSignalWarning, stacklevel=3)
@@ -316,6 +327,7 @@ class PATE:
         if self._session is not None:
             self._session.finish()
 
+    @reworded_errors(PATE_WORDS)
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public points free of charge, and save it with the release.
 
@@ -338,6 +350,7 @@ class PATE:
         assert self._student is not None
         return self._student[1]
 
+    @reworded_errors(PATE_WORDS)
     def report(
         self, test_x: Array | None = None, test_y: Array | None = None, *, pool_y: Array | None = None
     ) -> ReleaseReport:
@@ -392,6 +405,7 @@ class PATE:
             attack_records, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False
         )
 
+    @reworded_errors(PATE_WORDS)
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
         """Make a ``PrivateLabeler`` of these teachers with a journal under ``home``. The caller must close the labeler.
 
@@ -457,8 +471,9 @@ class PATE:
             root=self.home,
             folder=Path(folder) / make_unique_run_id(),
             seed=self.seed,
-            device=torch.device(self.device),
+            device=parse_device(self.device),
             quiet=self.quiet,
+            callback=self.callback,
         )
 
     def make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
@@ -539,14 +554,14 @@ class PATE:
         assert self.num_teachers is not None
         private, spec, seed = data.private, data.spec, self.seed
         shards = assign_shards(self.partition, private, self.num_teachers, seed)
-        with Stages(quiet=self.quiet) as stages, self._clock("teachers"):
+        with Stages(quiet=self.quiet, callback=self.callback) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
             if hasattr(self.teacher, "get_params"):
                 return fit_estimators(self.teacher, private, spec, shards, seed=seed, progress=progress)
             if not callable(self.teacher):
                 problem = "must be a TeacherRecipe, a scikit-learn classifier or a function that returns a network"
                 raise checks.error("teacher", type(self.teacher).__name__, problem)
-            recipe, device = self.recipe or TeacherRecipe(), torch.device(self.device)
+            recipe, device = self.recipe or TeacherRecipe(), parse_device(self.device)
             return fit_modules(self.teacher, private, spec, shards, recipe, seed=seed, device=device, progress=progress)
 
     def _require_records(self) -> Dataset:
@@ -559,14 +574,6 @@ class PATE:
         if self._session is None or self._written is None:
             raise ValueError("labels: no labels have been released. Call label(pool_x, num_queries) first.")
         return self._session, self._written
-
-
-def find_account(home: Path, name: str) -> Account | None:
-    """Read an account from the ledger. Return None if the account does not exist."""
-    if not (home / "ledger.sqlite").exists():
-        return None
-    with Ledger(home / "ledger.sqlite", create=False, readonly=True) as ledger:
-        return next((account for account in ledger.list_accounts() if account.name == name), None)
 
 
 @contextmanager

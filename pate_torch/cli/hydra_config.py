@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra.utils
-import torch
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.errors import InstantiationException
@@ -24,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pate_torch.components import COMPONENTS, get_component
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.core.device import parse_device
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.features.base import FeatureRecipe
@@ -229,19 +229,3 @@ def instantiate_component(cfg: DictConfig, key: str, kind: Any, **components: An
         problem = f"returns a {type(instance).__name__}, which is not allowed for {key}"
         raise checks.error(target_key, target, problem, fix)
     return instance
-
-
-def parse_device(name: object) -> torch.device:
-    """Return the torch device of this name. ``auto`` is CUDA if available, else MPS if available, else the CPU."""
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
-    if str(name) == "auto":
-        return torch.device(next(kind for kind, count in counts.items() if count))
-    try:
-        device = torch.device(str(name))
-        count = counts[device.type]
-    except (RuntimeError, KeyError) as error:
-        raise checks.error("device", name, "must be auto, cpu, cuda, cuda:<n> or mps") from error
-    if (device.index or 0) >= count:
-        problem = f"is not available: this machine has {count} {device.type} devices, numbered from 0"
-        raise checks.error("device", name, problem, "Use device=cpu or device=auto.")
-    return device

@@ -32,9 +32,10 @@ def run_command(command: Callable[[], int]) -> int:
     try:
         code = command()
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        message = "interrupted: all charges stay charged (see pate ledger show). Run the same command to continue."
-        print(message, file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # A run that was open has told what it charged (``release.charges``).
+        message = "interrupted: no run was open, so nothing was charged. Run the same command to start again."
+        print(str(interrupt) or message, file=sys.stderr)
         return EXIT_INTERRUPTED
     except AttributeError:
         if sys.stdout is not None:

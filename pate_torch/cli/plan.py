@@ -29,7 +29,6 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from pate_torch.accounting.formatting import format_delta
-from pate_torch.api.pate import find_account
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
@@ -47,6 +46,7 @@ from pate_torch.planning import gradient_budget
 from pate_torch.planning.choice import Choice, PlanEvaluator, PlanReport, format_report, get_parameters, select_best
 from pate_torch.planning.pilot import Pilot, PilotConfig
 from pate_torch.privacy.accounts import Account
+from pate_torch.privacy.ledger import find_account
 
 SWEEP_KEYS = (
     *("num_teachers", "num_queries", "mechanism"),

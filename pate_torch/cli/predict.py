@@ -86,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(text, end="")
         else:
             write_atomically(options.output, text)
+    except BrokenPipeError:
+        raise  # ``run_command`` ends silently
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -28,6 +28,11 @@ from pate_torch.core.run_folders import find_config_folder
 from pate_torch.planning.gradient_budget import suggest_settings
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+SETTING_BY_ARGUMENT = {
+    **{"epsilon": "privacy.target_epsilon", "cap": "privacy.budget_epsilon", "account": "dataset.name"},
+    **{"num_records_about": "dataset.nominal_size", "home": "paths.root", "adjacency": "partition"},
+}
+"""Argument of PATEClassifier -> the setting of train.py, for somebody who types the argument on the command line."""
 _shows_traceback = False
 
 
@@ -83,6 +88,8 @@ def run_or_refuse(command: Callable[[], None]) -> int:
     """Run a command and return its exit code. If it refuses an argument, print one line and return 2."""
     try:
         command()
+    except BrokenPipeError:
+        raise  # ``run_command`` ends silently
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 2
@@ -120,7 +127,10 @@ def _format_unknown_key(error: ConfigAttributeError | ConfigKeyError, parent: Di
     overrides = [word for word in sys.argv[1:] if f"{key}.".startswith(f"{word.partition('=')[0]}.")]
     override = max(overrides, key=len, default=key)
     groups = {name: parent._get_node(name) for name in keys}
+    argument = str(error.key)
     suggestions = [f"{name}.{key}" for name, group in groups.items() if isinstance(group, DictConfig) and key in group]
-    suggestions = suggestions or difflib.get_close_matches(str(error.key), keys, n=1)
+    suggestions += [SETTING_BY_ARGUMENT[argument]] if argument in SETTING_BY_ARGUMENT else []
+    suggestions += [argument] if "." in key and argument in parent._get_root() else []
+    suggestions = suggestions or difflib.get_close_matches(argument, keys, n=1)
     hint = f"Did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
     return f"{key}: no such key (existing keys: {', '.join(keys) or 'none'}). {hint}To add the key, set '+{override}'."

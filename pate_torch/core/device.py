@@ -13,9 +13,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pate_torch.core import checks
 from pate_torch.core.progress import Progress
 
 T = TypeVar("T")
+
+
+def parse_device(name: object) -> torch.device:
+    """Return the torch device of this name. ``auto`` is CUDA if available, else MPS if available, else the CPU."""
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    if str(name) == "auto":
+        return torch.device(next(kind for kind, count in counts.items() if count))
+    try:
+        device = torch.device(str(name))
+        count = counts[device.type]
+    except (RuntimeError, KeyError) as error:
+        raise checks.error("device", name, "must be auto, cpu, cuda, cuda:<n> or mps") from error
+    if (device.index or 0) >= count:
+        problem = f"is not available: this machine has {count} {device.type} devices, numbered from 0"
+        raise checks.error("device", name, problem, "Use device=cpu or device=auto.")
+    return device
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -26,6 +26,8 @@ Progress = Callable[[int, int], None]
 """Callback progress(done, total), which every long function calls as often as it likes."""
 Log = Callable[[str, float, int], None]
 """Callback log(tag, value, step). The function that passes the callback decides whether the values are private."""
+Callback = Callable[[str, int, int], object]
+"""PRIVATE. A user's callback(stage, done, total). A stage may count the private records."""
 LINE_INTERVAL_SECONDS = 60.0
 """Number of seconds between two lines of a stage in a pipe."""
 
@@ -51,10 +53,11 @@ class Stages:
     Args:
         quiet: Whether to show nothing.
         stream: Stream to write to. None for standard error.
+        callback: Function that is called whenever a stage reports progress, also if ``quiet``. None to call nothing.
     """
 
-    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
-        self.quiet = checks.boolean("quiet", quiet)
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, callback: Callback | None = None) -> None:
+        self.quiet, self.callback = checks.boolean("quiet", quiet), callback
         self.stream = sys.stderr if stream is None else stream
         self.live_display: LiveDisplay | None = None
         console = Console(file=self.stream)
@@ -74,6 +77,17 @@ class Stages:
 
     def __call__(self, name: str) -> Progress:
         """Begin a stage and show its name."""
+        show, callback = self._begin(name), self.callback
+        if callback is None:
+            return show
+
+        def report(done: int, total: int) -> None:
+            show(done, total)
+            callback(name, done, total)
+
+        return report
+
+    def _begin(self, name: str) -> Progress:
         if self.quiet:
             return do_nothing
         if self.live_display is None:

@@ -179,7 +179,8 @@ class LabelingMethod(PrivateMethod):
         """PRIVATE. Draw the noisy class counts of one usable record of each unit."""
         assert self.class_counts is not None
         units = select_one_per_unit(records, facts.adjacency)
-        counts = UnitCounts.from_units(units.y, units.outside_N, facts.spec.num_classes, facts.adjacency)
+        outside_U = facts.spec.compute_outside_share(units.x)
+        counts = UnitCounts.from_units(units.y, outside_U, facts.spec.num_classes, facts.adjacency)
         check_values(counts.sensitivity, self.class_counts, spending)
         answers = spending.accept(self.class_counts.release(counts, spending.noise, MechanismContext(num_queries=1)))
         spending.record_cost(answers.events)

@@ -419,3 +419,11 @@ def _copy(accounts: dict[str, Account]) -> tuple[Account, ...]:
 def _check_reason(reason: str) -> None:
     if not reason.strip():
         raise checks.error("reason", reason, "must state why the account is changed", "The ledger records the reason.")
+
+
+def find_account(home: Path, name: str) -> Account | None:
+    """Read an account from the ledger in ``home``. Return None if the account does not exist."""
+    if not (home / "ledger.sqlite").exists():
+        return None
+    with Ledger(home / "ledger.sqlite", create=False, readonly=True) as ledger:
+        return next((account for account in ledger.list_accounts() if account.name == name), None)

@@ -230,10 +230,7 @@ def select(private: PrivateRecords, index: np.ndarray) -> PrivateRecords:
     """PRIVATE. Select records by integer indices."""
     rows = torch.from_numpy(index)
     usable_N = None if private.usable_N is None else private.usable_N[rows]
-    outside_N = None if private.outside_N is None else private.outside_N[rows]
-    return PrivateRecords(
-        private.x[rows], private.y[rows], private.unit_id[index], private.unit, usable_N=usable_N, outside_N=outside_N
-    )
+    return PrivateRecords(private.x[rows], private.y[rows], private.unit_id[index], private.unit, usable_N=usable_N)
 
 
 def drop_unusable(data: Dataset, adjacency: str) -> Dataset:

@@ -35,6 +35,8 @@ ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
 ADJACENCIES = ("add_remove", "replace_one")
 OPTIONAL_SPEC_FIELDS = ("low", "high", "schema", "resize", "text", "encoder")
 """Fields of a ``DataSpec`` that ``to_dict`` leaves out if they are not set."""
+OUTSIDE_STEPS = 1 << 15
+"""Number of steps in a share of 1 (``DataSpec.compute_outside_share``)."""
 UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
 NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
 """Reasons why a private record cannot be used, worded as the end of "records ..."."""
@@ -159,6 +161,20 @@ class DataSpec:
         low, high = (_make_constant_tensor(values, (-1,), x.dtype, x.device) for values in (self.low, self.high))
         return x.clamp(low, high)
 
+    def compute_outside_share(self, x_ND: Tensor) -> Tensor:
+        """PRIVATE. Compute the share of each record's numeric columns that lie outside the public range, int64 [N].
+
+        The unit is 1/OUTSIDE_STEPS. The share is rounded down and is a function of the record alone. A number that was
+        missing or not finite lies inside, because the public mean replaced it. The share is 0 without a public range.
+        """
+        if self.low is None or self.high is None:
+            return torch.zeros(len(x_ND), dtype=torch.int64)
+        columns = list(range(len(self.low)) if self.schema is None else self.schema.numeric_indices)
+        low, high = (torch.tensor(values, dtype=torch.float64)[columns] for values in (self.low, self.high))
+        numbers = x_ND[:, columns].double()
+        num_outside_N = ((numbers < low) | (numbers > high)).sum(1)
+        return num_outside_N * OUTSIDE_STEPS // max(1, len(columns))
+
     def get_constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return ``mean`` and ``std`` as tensors that broadcast. They are shared, so callers must not change them."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
@@ -265,8 +281,6 @@ class PrivateRecords:
         usable_N: Whether each record can be used, bool [N]. An unusable record has class 0 and, if its point is the
             reason, a fixed public filler point. None if every record can be used.
         num_unusable_by_reason: Number of unusable rows for each reason, for the owner.
-        outside_N: Share of each record's numeric values outside the public range, as in ``sensitive.UnitCounts``. None
-            if the shares were not computed.
     """
 
     x: Tensor
@@ -275,7 +289,6 @@ class PrivateRecords:
     unit: str = "record"
     origin: Tensor | None = None
     usable_N: Tensor | None = None
-    outside_N: Tensor | None = None
     num_unusable_by_reason: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

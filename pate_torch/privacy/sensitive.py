@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.privacy.records import ADJACENCIES, LinearModel, Shards
+from pate_torch.privacy.records import ADJACENCIES, OUTSIDE_STEPS, LinearModel, Shards
 from pate_torch.privacy.whitening import Whitening
 
 
@@ -275,8 +275,6 @@ class CellHistogram:
 
 UNIT_COUNT_GRID = 1 << 16
 """Number of grid steps in one unit of ``UnitCounts``."""
-OUTSIDE_STEPS = 1 << 15
-"""Number of steps in a unit's share of values outside the public range. Half of the sum of shares is counted."""
 UNIT_COUNT_SENSITIVITY = {
     "add_remove": Sensitivity(l1=1.5, l2=math.sqrt(1.25), linf=1.0, adjacency="add_remove"),
     "replace_one": Sensitivity(l1=2.5, l2=1.5, linf=1.0, adjacency="replace_one"),
@@ -300,18 +298,16 @@ class UnitCounts:
     sensitivity: Sensitivity
 
     @classmethod
-    def from_units(cls, y_U: Tensor, outside_U: Tensor | None, num_classes: int, adjacency: str) -> UnitCounts:
+    def from_units(cls, y_U: Tensor, outside_U: Tensor, num_classes: int, adjacency: str) -> UnitCounts:
         """Count one record of each unit.
 
         Args:
             y_U: PRIVATE. Class of each unit.
-            outside_U: PRIVATE. Share of each unit's values outside the public range, int64 in 0..OUTSIDE_STEPS. None
-                counts no values as outside.
+            outside_U: PRIVATE. Share of each unit's values outside the public range, int64 in 0..OUTSIDE_STEPS.
             num_classes: Number C of classes.
             adjacency: Neighboring relation.
         """
         counts_C = torch.bincount(y_U, minlength=num_classes)
-        outside_U = torch.zeros_like(y_U) if outside_U is None else outside_U
         return cls(counts_C, outside_U.clamp(0, OUTSIDE_STEPS).sum(), UNIT_COUNT_SENSITIVITY[adjacency])
 
     def __len__(self) -> int:

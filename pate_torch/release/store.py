@@ -364,9 +364,10 @@ class UnfinishedCall:
     fingerprint: Callable[[], str]
 
     @staticmethod
-    def has_any(store: TeacherStore, account: str) -> bool:
-        """PRIVATE. Return whether a call that charges this account is unfinished."""
-        return any((store.folder / "unfinished").glob(f"{account}.*.json"))
+    def list_runs(store: TeacherStore, account: str) -> list[str]:
+        """PRIVATE. List the folder names of the unfinished runs that charge this account."""
+        notes = (store.folder / "unfinished").glob(f"{account}.*.json")
+        return [Path(json.loads(note.read_text())["folder"]).name for note in notes]
 
     def begin(self, folder: Path) -> None:
         """PRIVATE. Write the note that the call uses this run folder."""
@@ -382,7 +383,7 @@ class UnfinishedCall:
         Returns:
             None if no such call was interrupted, if another process is still running it, or if nothing was committed.
         """
-        if not (self.has_any(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
+        if not (self.list_runs(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
             return None
         folder = Path(json.loads(self._note_path.read_text())["folder"])
         with Ledger(ledger_path, create=False) as ledger:

@@ -135,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for check in results:
             print(check, flush=True)
             is_ok &= check.is_ok
+    except BrokenPipeError:
+        raise  # ``run_command`` ends silently
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_NOTHING_TO_CHECK

@@ -13,8 +13,8 @@ from pate_torch.accounting.events import GaussianEvent, LaplaceEvent
 from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.methods.base import FirstAnswers
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.records import MechanismContext
-from pate_torch.privacy.sensitive import OUTSIDE_STEPS, UNIT_COUNT_GRID, UNIT_COUNT_SENSITIVITY, UnitCounts
+from pate_torch.privacy.records import OUTSIDE_STEPS, MechanismContext
+from pate_torch.privacy.sensitive import UNIT_COUNT_GRID, UNIT_COUNT_SENSITIVITY, UnitCounts
 
 UNITS = [(label, outside) for label in range(3) for outside in (0, 1, OUTSIDE_STEPS // 2, OUTSIDE_STEPS)]
 """Class and share of values outside the public range of one unit."""

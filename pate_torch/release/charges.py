@@ -1,0 +1,55 @@
+"""What was charged, in one line: after a fit, and after Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.privacy.accounts import Account, Charge
+from pate_torch.privacy.ledger import find_account
+from pate_torch.release.store import UnfinishedCall
+from pate_torch.teachers.store import TeacherStore
+
+
+def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> str:
+    """Format the epsilon of some charges of an account, its total and cap, and the path of the ledger in ``home``."""
+    ledger, total = (home / "ledger.sqlite").absolute(), account.guarantee
+    charged = account.compute_guarantee(event for charge in charges for event in charge.reserved_events)
+    if total is None or charged is None:
+        return f"charged with seeded noise, so that no epsilon holds; ledger at {ledger}"
+    accountants = " and ".join(dict.fromkeys((charged.route, total.route)))
+    return (
+        f"charged {format_epsilon(charged.epsilon)}; account total {format_epsilon(total.epsilon)} of "
+        f"{account.budget_epsilon:g}; ledger at {ledger} (epsilon at delta {format_delta(total.delta)}, "
+        f"{total.adjacency}, unit {account.unit}, accountant {accountants})"
+    )
+
+
+@contextmanager
+def explained_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> Iterator[None]:
+    """Add what the ``with`` block charged, and how to go on, to a KeyboardInterrupt. The message is for the owner.
+
+    Args:
+        home: Folder of the ledger.
+        name: Name of the account.
+        can_repeat: Whether the same call has the same seed, so that it can finish a release.
+    """
+    opened = find_account(home, name)
+    old_ids = {} if opened is None else opened.charges
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        account = find_account(home, name)
+        charges = [] if account is None else [c for id_, c in account.charges.items() if id_ not in old_ids]
+        if account is None or not charges:
+            advice = f"nothing was charged to account {name!r}. Repeat the same call to go on."
+        else:
+            unfinished_runs = UnfinishedCall.list_runs(TeacherStore(home), name) if can_repeat else []
+            is_resumable = charges[-1].is_committed and charges[-1].run in unfinished_runs
+            advice = "The charge stays, and its release cannot be finished: another call is a new charge."
+            advice = "Repeat the same call to finish the release at no further cost." if is_resumable else advice
+            advice = f"account {name!r}: {format_charges(home, account, charges)}. {advice}"
+        interrupt.args = (f"interrupted: {advice}",)
+        raise
