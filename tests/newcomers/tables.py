@@ -3,9 +3,9 @@
     PYTHONPATH=. python -m tests.newcomers.tables --noises 20            # one row a table
     PYTHONPATH=. python -m tests.newcomers.tables --declared --only nwtco penguins
 
-Every table has a fixed split: 15 % public points without labels, 20 % test, the rest private. The tables were chosen for
-their missing values, text columns, whole-number codes, constant columns and rare classes, and because logistic
-regression without privacy is better there than the class frequencies. No setting was ever chosen on them.
+Every table has a fixed split: 15 % public points without labels, 20 % test, the rest private. The tables were chosen
+for their missing values, text columns, whole-number codes, constant columns and rare classes, and because logistic
+regression without privacy is better there than the class frequencies.
 """
 
 from __future__ import annotations
