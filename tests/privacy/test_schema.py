@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pate_torch.privacy.schema import Column, TableSchema, TooManyCategoriesError, normalize_class_name
+from pate_torch.privacy.schema import (
+    Column,
+    TableSchema,
+    TooManyCategoriesError,
+    _to_texts,
+    format_value,
+    normalize_class_name,
+)
 
 SCHEMA = TableSchema((Column("age", None), Column("color", ("blue", "red")), Column("member", ("False", "True"))))
 FRAME = pd.DataFrame({"color": ["red", "blue"], "age": [3.5, 40], "member": [True, False], "label": ["a", "b"]})
@@ -134,3 +141,15 @@ def test_a_schema_goes_through_json_and_damage_is_refused(damaged):
     assert TableSchema.from_dict(json.loads(json.dumps(SCHEMA.to_dict()))) == SCHEMA
     with pytest.raises(ValueError):
         TableSchema.from_dict(damaged)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_column_of_numbers_has_the_texts_of_its_values(dtype):
+    """A column is converted faster than single values, and to the same texts."""
+    whole = [0, -1, 427, 2**53 - 1, 2**53, -(2**53), 2**53 + 1, -(2**63)]
+    values = np.array(whole, dtype)
+    if dtype is np.float64:
+        others = [0.1, -0.0, 1e-5, 1e16, 1e300, 5e-324, np.nan, np.inf, -np.inf, 1 / 3]
+        values = np.concatenate([values, others, np.random.default_rng(0).standard_normal(1000)])
+
+    assert _to_texts(values) == [format_value(value) for value in values]
