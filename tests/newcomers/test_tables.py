@@ -11,9 +11,9 @@ MAX_REFUSED = 3
 @pytest.mark.parametrize(
     ("noises", "loss_slack", "accuracy_slack"),
     [
-        # The mean of three noises deviates by up to 3 % of the loss and by .8 points on the noisiest table.
+        # On the noisiest table, the mean of three noises has a standard deviation of 2.4 % of the loss.
         pytest.param(3, 0.05, 0.015, id="3 noises"),
-        pytest.param(20, 0, 0.005, id="20 noises", marks=pytest.mark.slow(reason="fits 300 models, for 90 seconds")),
+        pytest.param(20, 0, 0.005, id="20 noises", marks=pytest.mark.slow(reason="fits 300 models, for three minutes")),
     ],
 )
 def test_obvious_call_beats_class_frequencies(noises, loss_slack, accuracy_slack, tmp_path):
@@ -25,7 +25,7 @@ def test_obvious_call_beats_class_frequencies(noises, loss_slack, accuracy_slack
     assert len(refused) <= MAX_REFUSED, f"more than {MAX_REFUSED} of {len(TABLES)} tables are refused: {refused}"
 
 
-@pytest.mark.slow(reason="fits 220 models, for a minute")
+@pytest.mark.slow(reason="fits 220 models, for two minutes")
 def test_tables_kept_back_are_no_worse(tmp_path):
     problems = [
         problem
@@ -53,7 +53,7 @@ def test_test_points_without_a_label_are_left_out_and_private_ones_stay():
 
 
 def _find_problems(outcome: Outcome, loss_slack: float, accuracy_slack: float) -> list[str]:
-    """What the issue of a table must not be; the slacks are for few noises."""
+    """What is wrong with the outcome of a table; the slacks are for few noises."""
     row, found = outcome.row(), []
     if outcome.is_large and outcome.num_refused:
         found.append(f"a table with {outcome.num_records} records and {outcome.num_minority} of each class is refused")
