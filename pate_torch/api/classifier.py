@@ -175,8 +175,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             X: PRIVATE. DataFrame, rows [N, D] or uint8 images [N, Ch, H, W]; a list of N texts for an ``Encoder``.
             y: PRIVATE. Classes [N].
             public: Unlabeled public points of the same form as ``X``. Their values may be published.
-            groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. None if the unit is a record. Under
-                add_remove, equal records are then one unit.
+            groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. None if the unit is a record.
 
         Raises:
             ValueError: An argument is wrong, and nothing has been charged; or, after the charge, no public point has

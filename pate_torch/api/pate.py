@@ -230,8 +230,8 @@ class PATE:
             x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A record is unusable if its row is not finite or its
                 label is not a class. Unusable records are dropped or, under replace_one, replaced by fillers.
             y: PRIVATE. Class numbers, integers [N].
-            unit_id: Stable ids [N] of the privacy units: strings, integers, booleans or dates. None to use a hash of
-                each record. Under add_remove, equal records are then one unit.
+            unit_id: Stable ids [N] of the privacy units: strings, integers, booleans or dates. None if each
+                record is a unit, even if it equals another.
             public_x: Public points that determine the normalization if ``mean`` is None. If both are None, images are
                 normalized by mean 1/2 and standard deviation 1/4, and rows are not normalized.
 

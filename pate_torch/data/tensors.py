@@ -30,8 +30,7 @@ class Tensors(DatasetSource):
         test_y: Labels of the test records.
         class_names: Names of all classes, or their number C. Classes are never taken from ``y``.
         pool_y: True labels of the public points. None if the labels are not known.
-        unit_id: Ids [N] of the privacy units. None to name a record by a hash of its content, so that equal records
-            are one unit.
+        unit_id: Ids [N] of the privacy units. None if each record is a unit, even if it equals another.
         unit: Privacy unit: "record" or "group:<name>".
         mean: Mean of each channel or feature. None to compute mean and std from the public points.
         std: Standard deviation of each channel or feature. None if ``mean`` is None.

@@ -21,7 +21,7 @@ from torch import Tensor
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.privacy.schema import TableSchema
-from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, parse_unit_ids
+from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, number_copies, parse_unit_ids
 
 NO_ANSWER = -1
 MAX_BATCH_ELEMENTS = 1 << 26
@@ -327,7 +327,7 @@ class PrivateRecords:
             x: Points [N, ...]. Values of type uint8 stay, and other numbers become float32.
             y: Labels [N] of any type. Values that are no integers in 0..C-1 make their row unusable.
             unit_ids: Id of the privacy unit of each row, [N] (``unit_ids.parse_unit_ids``). If None, a hash of the
-                content of each row.
+                content of each row, with a number for each copy of a row.
             unit: Kind of the privacy unit: "record", "group:<column>" or LABEL_UNIT.
             num_classes: Number C of classes. None if labels have no upper bound.
             is_readable_N: Whether the reader could read the point of each row, bool [N]. None if it could read all.
@@ -351,7 +351,8 @@ class PrivateRecords:
             names = parse_unit_ids(key, unit_ids, len(y))
         elif unit == "record":
             pairs = zip(x.numpy(), y.tolist(), strict=True)
-            names = make_content_ids((point.tobytes(), str(label).encode()) for point, label in pairs)
+            parts = ((point.tobytes(), str(label).encode()) for point, label in pairs)
+            names = number_copies(make_content_ids(parts))
         else:
             raise checks.error(key, None, f"must name the unit of every record where it is {unit}")
         usable_N = ~unusable_N if num_unusable_by_reason else None

@@ -96,6 +96,20 @@ def make_content_ids(records: Iterable[Iterable[bytes]]) -> UnitIds:
     return np.array([compute_content_id(parts) for parts in records], dtype=str).view(UnitIds)
 
 
+def number_copies(names: UnitIds) -> UnitIds:
+    """Give equal records names of their own: the second copy of a record is named "<name> 2", and so on.
+
+    Copies have equal content, so adding or removing a copy adds or removes the last name and renames no other unit.
+    """
+    order = np.argsort(names, kind="stable")
+    first = np.concatenate([[True], names[order][1:] != names[order][:-1]]) if len(names) else np.zeros(0, bool)
+    place = np.arange(len(names)) - np.maximum.accumulate(np.where(first, np.arange(len(names)), 0))
+    copy_N = np.empty(len(names), dtype=np.int64)
+    copy_N[order] = place + 1
+    numbered = [name if copy == 1 else f"{name} {copy}" for name, copy in zip(names.tolist(), copy_N, strict=True)]
+    return np.array(numbered, dtype=str).view(UnitIds)
+
+
 def compute_content_id(parts: Iterable[bytes]) -> str:
     """Compute an id from the content of one record. Equal records have equal ids.
 

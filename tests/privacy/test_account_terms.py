@@ -298,25 +298,26 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
     return torch.cat(sums)
 
 
-PAIRS = {"equal rows": (lambda x: x[:1], None), "one id": (lambda x: -x[:1] + 1, [*(f"r{n}" for n in range(40)), "r0"])}
+PAIRS = {"equal rows": lambda x: x[:1], "other rows": lambda x: -x[:1] + 1}
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_all_records_of_a_unit_move_the_gradient_by_one_clip(tmp_path, monkeypatch, pair):
     base = benchmark_clouds()
     x, y = base.x[:40], base.y[:40]
-    second, names = PAIRS[pair]
-    twice_x, twice_y = torch.cat([x, second(x)]), torch.cat([y, y[:1]])
+    twice_x, twice_y = torch.cat([x, PAIRS[pair](x)]), torch.cat([y, y[:1]])
+    names = [*(f"r{n}" for n in range(40)), "r0"]
 
     def total(name, x, y, ids):
         return summed(tmp_path / name, monkeypatch, x, y, ids)
 
     both = total("both", twice_x, twice_y, names)
-    without = total("without", x[1:], y[1:], None if names is None else names[1:40])
+    without = total("without", x[1:], y[1:], names[1:40])
     moved = float((both - without).norm())
     assert 0.9 * CLIP < moved <= CLIP * (1 + 1e-5)
     apart = total("apart", twice_x, twice_y, [str(n) for n in range(41)])  # two units
     assert float((apart - without).norm()) > (1.5 * CLIP if pair == "equal rows" else 0)
+    assert pair != "equal rows" or torch.equal(apart, total("unnamed", twice_x, twice_y, None))
 
 
 # ---- one folder, one release ---------------------------------------------------------------------------------------

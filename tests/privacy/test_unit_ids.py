@@ -53,3 +53,12 @@ def test_missing_and_ambiguous_ids_are_refused_without_their_values(ids):
 def test_content_ids_tell_boundaries_apart():
     assert compute_content_id([b"ab", b"c"]) != compute_content_id([b"a", b"bc"])
     assert compute_content_id([b"ab", b"c"]) == compute_content_id([b"ab", b"c"])
+
+
+def test_each_copy_of_a_record_has_a_name_and_removing_one_renames_no_other():
+    names = np.array(["a", "b", "a", "c", "a", "b"]).view(UnitIds)
+    assert number_copies(names).tolist() == ["a", "b", "a 2", "c", "a 3", "b 2"]
+    for gone, last in {0: "a 3", 1: "b 2", 3: "c", 4: "a 3"}.items():
+        left = number_copies(np.delete(names, gone).view(UnitIds)).tolist()
+        assert sorted([*left, last]) == sorted(number_copies(names).tolist())
+    assert number_copies(names[:0]).tolist() == []
