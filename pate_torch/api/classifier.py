@@ -434,6 +434,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Release labels of the public points, and train the student."""
         method, student = self.method_, self.student
         options: dict[str, Any] = {"strategy": method.query, "features": method.features, "finish": False}
+        options["student"] = student if isinstance(student, StudentAlgorithm) else None
         release = pate.label(pool, method.num_queries, format_alternative=lambda *_: _NOISE_ADVICE, **options)
         if student is None or isinstance(student, StudentAlgorithm):
             student = pate.fit_student(self._select_student(spec) if student is None else student)

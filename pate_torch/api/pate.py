@@ -263,6 +263,7 @@ class PATE:
         method: str | Mapping[str, Any] | None = None,
         features: FeatureRecipe | None = None,
         finish: bool = True,
+        student: StudentAlgorithm | None = None,
         format_alternative: AlternativeFormatter | None = None,
     ) -> Release:
         """Charge the worst case of ``num_queries`` questions, draw their answers, and write the labels.
@@ -281,6 +282,7 @@ class PATE:
                 None to use the points as they are.
             finish: Whether the release is complete after this call. If False, the caller must call ``finish`` later.
                 If the program is interrupted before ``finish``, the same call returns the same labels.
+            student: Student that will learn from the labels, to refuse one that cannot before the charge.
             format_alternative: Function that suggests other settings if noise outweighs the votes. None to suggest
                 another call of ``PATE``.
 
@@ -299,6 +301,10 @@ class PATE:
             features=features,
             guide_student=_make_student("guide_student", guide_student or "supervised", guide_options),
         )
+        if student is not None:
+            labeling.check_student(student)
+            with checks.prefixed_errors("student"):
+                student.check(data.spec)
         with (
             annotate_disk_error(self.home, self.name),
             ReleaseSession.open(self.make_config(data, labeling), self._clock, advise) as session,
