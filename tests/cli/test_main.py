@@ -96,7 +96,7 @@ def test_exit_codes_are_those_of_the_commands(capsys, words, code):
 
 @pytest.mark.parametrize(
     ("interrupt", "line"),
-    [(KeyboardInterrupt(), "nothing was charged"), (KeyboardInterrupt("charged 1"), "charged 1\n")],
+    [(KeyboardInterrupt(), "Finished runs stay charged"), (KeyboardInterrupt("charged 1"), "charged 1\n")],
 )
 def test_an_interrupt_ends_in_one_line(interrupt, line, capsys):
     def raise_interrupt():
