@@ -230,6 +230,11 @@ COMMAND_LINES = [
     ("teacher.augment={twist:3}", "teacher.augment key='twist'", "rotate"),  # of a part of one
     ("student=fixmatch_ensemble student.member=3", "student.member=3", "_target_"),
     ("num_querys=3", "num_querys: no such key (existing keys: seed", "Did you mean 'num_queries'?"),
+    ("epsilon=1", "epsilon: no such key", "Did you mean 'privacy.target_epsilon'?"),  # an argument of PATEClassifier
+    ("account=x", "account: no such key", "Did you mean 'dataset.name'?"),
+    ("delta=1", "delta: no such key", "Did you mean 'privacy.delta'?"),
+    ("sigma=1", "sigma: no such key", "Did you mean 'mechanism.sigma'?"),
+    ("teacher.num_teachers=4", "teacher.num_teachers: no such key", "Did you mean 'num_teachers'?"),
     ("steps=0", "steps: no such key", "Did you mean 'teacher.steps' or 'student.steps'"),
     ("mechanism.sgima=3", "mechanism.sgima: no such key", "Did you mean 'sigma'?", "+mechanism.sgima=3"),
     ("+dataset.foo=1", "dataset", "'foo'", "private"),

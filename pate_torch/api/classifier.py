@@ -74,7 +74,6 @@ DEFAULT_CAP_EPSILON = 10.0
 """Epsilon cap of a new account without ``cap``, unless the fit costs more: then the cap is the cost of the fit."""
 
 _logger = logging.getLogger(__name__)
-_NOISE_ADVICE = "Pass a larger epsilon, or num_records_about=... if the number of private records is public."
 _MODULE_RECIPE = TeacherRecipe(steps=500, batch_size=64)
 """Training recipe for a user's torch.nn.Module on the released labels."""
 
@@ -463,8 +462,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Release labels of the public points, and train the student."""
         method, student = self.method_, self.student
         options: dict[str, Any] = {"strategy": method.query, "features": method.features, "finish": False}
+        options["student"] = student if isinstance(student, StudentAlgorithm) else None
         try:
-            release = pate.label(pool, method.num_queries, format_alternative=lambda *_: _NOISE_ADVICE, **options)
+            release = pate.label(pool, method.num_queries, **options)
         except ReleaseStopped as stopped:
             fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True."
             raise ReleaseStopped(stopped.forecast, stopped.reservation_id, fix) from None

@@ -42,7 +42,6 @@ from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import PanelMethod
-from pate_torch.opening import AlternativeFormatter
 from pate_torch.owner_metrics import attack_student
 from pate_torch.planning.gradient_budget import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
@@ -272,7 +271,7 @@ class PATE:
         method: str | Mapping[str, Any] | None = None,
         features: FeatureRecipe | None = None,
         finish: bool = True,
-        format_alternative: AlternativeFormatter | None = None,
+        student: StudentAlgorithm | None = None,
     ) -> Release:
         """Charge the worst case of ``num_queries`` questions, draw their answers, and write the labels.
 
@@ -290,8 +289,7 @@ class PATE:
                 None to use the points as they are.
             finish: Whether the release is complete after this call. If False, the caller must call ``finish`` later.
                 If the program is interrupted before ``finish``, the same call returns the same labels.
-            format_alternative: Function that suggests other settings if noise outweighs the votes. None to suggest
-                another call of ``PATE``.
+            student: Student that will learn from the labels, to refuse one that cannot before the charge.
 
         Raises:
             BudgetExceeded: The charge would exceed the cap. Nothing has been drawn or charged.
@@ -299,7 +297,8 @@ class PATE:
             ValueError: An argument is wrong. Nothing has been charged.
         """
         self._clock = StageTimer()  # the stages of earlier calls do not belong to this release
-        data, advise = self.make_data(pool_x), format_alternative or _format_alternative
+        data = self.make_data(pool_x)
+        advise = None if self.allow_uninformative_labels else _format_alternative
         guide_options = {"network": "lean_cnn" if data.spec.is_image else "mlp", "steps": 200}
         labeling = self._build_method(
             method,
@@ -309,6 +308,10 @@ class PATE:
             features=features,
             guide_student=_make_student("guide_student", guide_student or "supervised", guide_options),
         )
+        if student is not None:
+            labeling.check_student(student)
+            with checks.prefixed_errors("student"):
+                student.check(data.spec)
         with (
             annotate_disk_error(self.home, self.name),
             ReleaseSession.open(self.make_config(data, labeling), self._clock, advise) as session,

@@ -34,7 +34,9 @@ def run_command(command: Callable[[], int]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt as interrupt:
         # A run that was open has told what it charged (``release.charges``).
-        message = "interrupted: no run was open, so nothing was charged. Run the same command to start again."
+        message = (
+            "interrupted: no run was open. Finished runs stay charged (pate ledger show). Repeat the same command."
+        )
         print(str(interrupt) or message, file=sys.stderr)
         return EXIT_INTERRUPTED
     except AttributeError:

@@ -470,7 +470,7 @@ def test_features_with_their_encoders_card_give_a_student_of_the_points_themselv
 # ---- what it prints and states -----------------------------------------------------------------------------------
 
 
-def test_it_prints_its_reason_in_two_lines_and_where_it_charges(make, capsys, tmp_path):
+def test_it_prints_its_reason_in_two_lines_and_what_it_charged(make, capsys, tmp_path):
     make(verbose=True).fit(X, Y, public=PUBLIC)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and str(tmp_path.absolute() / "ledger.sqlite") in lines[2]

@@ -8,6 +8,8 @@ import pytest
 
 import pate_torch
 from pate_torch.cli import main as cli
+from pate_torch.cli.train import run_or_refuse
+from pate_torch.verify import command as verify
 from tests import ROOT
 from tests.command_runs import TINY
 
@@ -92,13 +94,17 @@ def test_exit_codes_are_those_of_the_commands(capsys, words, code):
     assert ("Did you mean 'label'" in message) == (words == ["lable"])
 
 
-def test_an_interrupt_ends_in_one_line(capsys):
-    def interrupt():
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("interrupt", "line"),
+    [(KeyboardInterrupt(), "Finished runs stay charged"), (KeyboardInterrupt("charged 1"), "charged 1\n")],
+)
+def test_an_interrupt_ends_in_one_line(interrupt, line, capsys):
+    def raise_interrupt():
+        raise interrupt
 
-    assert cli.run_command(interrupt) == 130
+    assert cli.run_command(raise_interrupt) == 130
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and "stay charged" in message
+    assert message.count("\n") == 1 and line in message
 
 
 SLOW = pytest.mark.slow(reason="a process that imports torch")
@@ -117,3 +123,19 @@ def test_a_closed_output_ends_quietly(words):
     command = f"{sys.executable} -m pate_torch {words}; exit ${{PIPESTATUS[0]}}"
     finished = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (finished.returncode, finished.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [lambda file: verify.main(["--claim", file]), lambda _: run_or_refuse(lambda: print("a plan"))],
+    ids=["verify", "plan"],
+)
+def test_a_command_that_refuses_arguments_lets_a_closed_output_end_it(command, monkeypatch, tmp_path):
+    def close(*_, **options):
+        if "file" not in options:
+            raise BrokenPipeError
+
+    (tmp_path / "claim.yaml").write_text("{mechanism: gaussian, epsilon: 9, delta: 1e-5, sigma: 1, clip: 1, steps: 1}")
+    monkeypatch.setattr("builtins.print", close)
+    with pytest.raises(BrokenPipeError):
+        command(str(tmp_path / "claim.yaml"))

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.privacy.unit_ids import PRIVATE, assign_by_hash, assign_by_position, compute_content_id
+from pate_torch.privacy.unit_ids import (
+    PRIVATE,
+    UnitIds,
+    assign_by_hash,
+    assign_by_position,
+    compute_content_id,
+    number_copies,
+)
 
 
 def test_assign_by_hash_follows_the_fractions_and_each_id_alone():
