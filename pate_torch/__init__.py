@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pate_torch.api.classifier import PATEClassifier as PATEClassifier
     from pate_torch.api.labeler import PrivateLabeler as PrivateLabeler
     from pate_torch.api.pate import PATE as PATE
+    from pate_torch.api.split import split_public as split_public
     from pate_torch.students.store import load_student as load_student
 
 _MODULE_BY_NAME = {
@@ -21,9 +22,10 @@ _MODULE_BY_NAME = {
     "PATE": "pate_torch.api.pate",
     "PrivateLabeler": "pate_torch.api.labeler",
     "load_student": "pate_torch.students.store",
+    "split_public": "pate_torch.api.split",
 }
 
-__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student"]
+__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student", "split_public"]
 
 
 def __getattr__(name: str) -> Any:

@@ -225,6 +225,8 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
     if classes is None:
         has_label_N = np.array([format_value(value) != "" for value in y])
         labels = np.array(y[has_label_N].tolist())  # of the type of the labels, without missing ones
+        if labels.dtype.kind == "U" and not all(isinstance(value, str) for value in y[has_label_N]):
+            raise checks.error("classes", None, "must be listed, because the labels in y are of several types")
         check_classification_targets(labels)
         label_N = np.full(len(y), -1)
         class_C, label_N[has_label_N] = np.unique(labels, return_inverse=True)
