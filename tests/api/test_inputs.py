@@ -73,7 +73,7 @@ def test_the_classifier_its_release_and_the_command_line_clip_alike(make, tmp_pa
     new.loc[:9, "age"] = [*np.linspace(20, 80, 10)]
     released = load_student(clf.release_)
     low, high = (np.array(part) for part in (released.spec.low, released.spec.high))
-    assert (low[0], high[0]) == tuple(np.float32(public.age).min(keepdims=True)) + (np.float32(public.age).max(),)
+    assert (low[0], high[0]) == (np.float32(public.age).min(), np.float32(public.age).max())
     assert low[-1] == high[-1] == 7 and set(high[1:-1]) == {1}
     assert np.array_equal(released.predict_proba(new).double().numpy(), clf.predict_proba(new))
     assert released.predict_names(new) == clf.predict(new).tolist() and len(set(clf.predict(new))) == 2
@@ -138,7 +138,7 @@ def test_a_range_that_contradicts_itself_is_refused():
     whole = DataSpec(**spec, low=(0.0,), high=(2.0,))
     assert DataSpec.from_dict(json.loads(json.dumps(whole.to_dict()))) == whole
     for changes in ({"low": (0.0,)}, {"low": (3.0,), "high": (2.0,)}, {"low": (0.0, 1.0), "high": (2.0, 2.0)}):
-        with pytest.raises(ValueError, match=r"^(low|high)="):
+        with pytest.raises(ValueError, match=r"^low="):
             DataSpec(**spec, **changes)
     with pytest.raises(ValueError, match="low="):
         DataSpec.from_dict(whole.to_dict() | {"low": ["0"]})
@@ -241,6 +241,8 @@ def test_a_table_of_any_type_goes_in_and_comes_out(make, form):
     assert clf.score(FORMS[form](new), truth == "ill") > 0.85 and clf.predict(FORMS[form](new)).dtype == bool
     if form in ("objects", "lists"):
         assert clf._transform.schema.feature_names[:2] == ("x0", "x1=")
+        student, cells = load_student(clf.release_), new.to_numpy(object)
+        assert (student.predict(cells).numpy() == clf.predict(cells)).all()
         with pytest.warns(UserWarning, match="'x1'"):
             clf.predict([[50.0, "never"]])
 
