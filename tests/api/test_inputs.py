@@ -14,6 +14,8 @@ from pate_torch import PATEClassifier, load_student
 from pate_torch.api.inputs import SHARE_UNITS, PointTransform, encode_labels
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students import store
+from pate_torch.teachers.engine import Chunk, iterate_batches
+from pate_torch.teachers.recipe import TeacherRecipe
 from tests import ROOT
 from tests.worlds import clouds
 
@@ -51,14 +53,14 @@ def add_columns(x, seed, *, spoiled):
     return x
 
 
-@pytest.mark.parametrize("method", ["gradients", "dpsgd", "estimator"])
+@pytest.mark.parametrize("method", ["gradients", "dpsgd", "teachers", "estimator"])
 def test_outliers_and_columns_that_public_points_do_not_vary_do_no_harm(make, method):
     private, public = add_columns(X, 0, spoiled=True), add_columns(PUBLIC, 1, spoiled=False)
     settings = {"method": method}
     if method == "estimator":
         settings = {"method": "teachers", "teacher": LogisticRegression(), "num_teachers": 20, "num_queries": 20}
         settings["student"] = LogisticRegression()
-    clf = make(8.0, **settings).fit(private, Y, public=public)
+    clf = make(40.0 if method == "teachers" else 8.0, **settings).fit(private, Y, public=public)
     test = add_columns(TEST, 2, spoiled=False)
     assert clf.score(test, TRUTH) > 0.85
     probability_NC = clf.predict_proba(test)
@@ -120,6 +122,15 @@ def test_a_constant_column_becomes_zero_whatever_a_record_holds(value, gap):
         assert np.abs(transform.normalize(odd)[:, 0]).max() < 1e-6
 
 
+def test_networks_are_trained_on_clipped_records():
+    spec = DataSpec(name="c", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(2.0,), std=(2.0,),
+                    low=(0.0,), high=(4.0,))  # fmt: skip
+    chunk = Chunk(0, torch.tensor([[[-9.0], [1e9]]]), torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2]))
+    recipe = TeacherRecipe(network="logistic", steps=4, batch_size=2)
+    batches = [x for x, _ in iterate_batches(chunk, spec, recipe, 0, torch.device("cpu"))]
+    assert torch.cat(batches).unique().tolist() == [-1, 1]
+
+
 def test_declared_categories_that_no_public_point_shows_are_kept():
     transform = make_transform(pd.DataFrame({"ward": ["a", "a"]}), {"ward": ["a", "b"]})
     rows = transform(pd.DataFrame({"ward": ["a", "b", "c"]}))
@@ -127,14 +138,8 @@ def test_declared_categories_that_no_public_point_shows_are_kept():
 
 
 def test_a_range_that_contradicts_itself_is_refused():
-    spec = {
-        "name": "c",
-        "num_classes": 2,
-        "input_shape": (1,),
-        "class_names": ("a", "b"),
-        "mean": (0.0,),
-        "std": (1.0,),
-    }
+    spec = {"name": "c", "num_classes": 2, "input_shape": (1,), "class_names": ("a", "b")}
+    spec |= {"mean": (0.0,), "std": (1.0,)}
     whole = DataSpec(**spec, low=(0.0,), high=(2.0,))
     assert DataSpec.from_dict(json.loads(json.dumps(whole.to_dict()))) == whole
     for changes in ({"low": (0.0,)}, {"low": (3.0,), "high": (2.0,)}, {"low": (0.0, 1.0), "high": (2.0, 2.0)}):
