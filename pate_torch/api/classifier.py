@@ -277,7 +277,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             problem = "must be public points: rows like those of X, without labels, whose values may be published"
             fix = (
                 "\nThe classifier reads columns, categories and scaling off these rows, never off private records.\n"
-                "If you have none, give up a part of your records: X, public, y, _ = split_public(X, y, share=0.1, "
+                "If you have none, give up a part of the records: X, public, y, _ = pate_torch.split_public(X, y, "
                 "publish_split=True)."
             )
             raise checks.error("public", None, problem, fix)

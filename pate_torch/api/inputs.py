@@ -120,9 +120,8 @@ class PointTransform:
         if self.mean is None:
             return True
         x_PD = pool.numpy()
-        is_real_D = ((x_PD % 1 != 0) & (x_PD != self.mean.astype(np.float32))).any(
-            0
-        )  # the mean replaces missing values
+        is_filled_PD = x_PD == self.mean.astype(np.float32)  # the mean replaces missing numbers
+        is_real_D = ((x_PD % 1 != 0) & ~is_filled_PD).any(0)
         return len(np.unique(x_PD[:, is_real_D], axis=0)) > len(x_PD) / 2
 
 
@@ -159,14 +158,10 @@ def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real
 
 
 def _share_memory(X: Any, public: Any) -> bool:
-    arrays, public_arrays = _list_arrays(X), _list_arrays(public)
-    return any(np.shares_memory(array, public_arrays[key]) for key, array in arrays.items() if key in public_arrays)
-
-
-def _list_arrays(points: Any) -> dict[Any, np.ndarray]:
-    if isinstance(points, list | tuple) or sparse.issparse(points):
-        return {}
-    return {name: np.asarray(points[name]) for name in points.columns} if is_table(points) else {"": np.asarray(points)}
+    pairs = [] if isinstance(X, list | tuple) else [(X, public)]
+    if is_table(X):
+        pairs = [(X[name], public[name]) for name in X.columns if name in public.columns]
+    return any(np.shares_memory(np.asarray(column), np.asarray(other)) for column, other in pairs)
 
 
 def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
@@ -206,6 +201,8 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
     if classes is None:
         has_label_N = np.array([format_value(value) != "" for value in y])
         labels = np.array(y[has_label_N].tolist())  # of the type of the labels, without missing ones
+        if labels.dtype.kind == "U" and not all(isinstance(value, str) for value in y[has_label_N]):
+            raise checks.error("classes", None, "must be listed, because the labels in y are of several types")
         check_classification_targets(labels)
         label_N = np.full(len(y), -1)
         class_C, label_N[has_label_N] = np.unique(labels, return_inverse=True)

@@ -88,11 +88,9 @@ class DataSpec:
             raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.error("std", self.std, "must have as many entries as mean")
-        if (self.low is None) != (self.high is None):
-            raise checks.error("high", self.high, "must be given together with low")
         low, high = self.low or (), self.high or ()
-        if len({len(low), len(high), len(self.mean)} - {0}) > 1 or not all(map(operator.le, low, high)):
-            raise checks.error("low", low, "must have as many entries as mean, which are at most those of high")
+        if {len(low), len(high)} not in ({0}, {len(self.mean)}) or not all(map(operator.le, low, high)):
+            raise checks.error("low", self.low, "must have as many entries as mean and high, which are at most those")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""

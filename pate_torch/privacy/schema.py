@@ -108,8 +108,7 @@ class TableSchema:
                 values: Iterable[str] | None = [normalize_class_name(value) for value in declared_categories[name]]
             else:
                 values = _infer_categories(set(text))
-                dates = [value for value in values or () if value]
-                if dates and all(map(_DATE.match, dates)):
+                if (dates := [value for value in values or () if value]) and all(map(_DATE.match, dates)):
                     problem = f"column {name!r} holds dates, which are neither numbers nor categories"
                     fix = (
                         "Replace the dates by numbers, such as the days since a fixed date, or list them in categories."
@@ -215,13 +214,9 @@ class TableSchema:
 
     def count_unknown(self, x_ND: np.ndarray) -> dict[str, int]:
         """Count the records of each categorical column whose encoded rows ``x_ND`` have none of the categories."""
-        counts, start = {}, 0
-        for column in self.columns:
-            block_ND = x_ND[:, start : start + len(column.features)]
-            start += len(column.features)
-            if column.categories is not None:
-                counts[column.name] = int((block_ND == 0).all(1).sum())
-        return counts
+        ends = np.cumsum([len(column.features) for column in self.columns])
+        blocks = zip(self.columns, np.split(x_ND, ends[:-1], axis=1), strict=True)
+        return {column.name: int((~x.any(1)).sum()) for column, x in blocks if column.categories is not None}
 
     def find_unused_columns(self, table: Any) -> list[str]:
         """List the columns of a table that ``encode`` ignores."""

@@ -110,7 +110,7 @@ class Student:
         """Convert raw points to the input tensor. The schema converts tables, and the encoder computes features.
 
         Args:
-            points: uint8 images, feature rows, texts, or a table (a DataFrame or {column: values}).
+            points: uint8 images, feature rows, texts, or a table (a DataFrame, {column: values} or an object array).
             unknown: Treatment of a value that is not a category of its column: "error" or "zeros".
 
         Raises:
@@ -120,7 +120,8 @@ class Student:
         is_array = hasattr(points, "shape") and hasattr(points, "dtype")
         if spec.encoder and not (is_array and "float" in str(points.dtype) and tuple(points.shape[1:]) == width):
             return self._encode_features(points, spec.encoder)
-        if isinstance(points, Mapping) or hasattr(points, "columns"):
+        is_table = isinstance(points, Mapping) or hasattr(points, "columns")
+        if is_table or (is_array and str(points.dtype) == "object"):
             if spec.schema is None:
                 fix = f"Pass an array of shape (N, {', '.join(map(str, width))})."
                 raise checks.error("student", spec.name, "has no schema, so tables cannot be converted", fix)
