@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from pate_torch.api.classifier import PATEClassifier as PATEClassifier
     from pate_torch.api.labeler import PrivateLabeler as PrivateLabeler
     from pate_torch.api.pate import PATE as PATE
+    from pate_torch.api.released import ReleasedClassifier as ReleasedClassifier
     from pate_torch.students.store import load_student as load_student
 
 _MODULE_BY_NAME = {
     "PATEClassifier": "pate_torch.api.classifier",
     "PATE": "pate_torch.api.pate",
     "PrivateLabeler": "pate_torch.api.labeler",
+    "ReleasedClassifier": "pate_torch.api.released",
     "load_student": "pate_torch.students.store",
 }
 
-__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student"]
+__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "ReleasedClassifier", "load_student"]
 
 
 def __getattr__(name: str) -> Any:

@@ -369,7 +369,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             voting = {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
         return PATE(
             name,
-            classes=[str(value) for value in self.classes_],
+            classes=self.classes_.tolist(),
             delta=facts.delta,
             budget_epsilon=None if is_charged else max(DEFAULT_CAP_EPSILON, facts.epsilon),
             teacher=teacher,

@@ -32,7 +32,7 @@ ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
 }
 """Check of each encoder option that affects features, by name. None if the option is a list of numbers."""
 ADJACENCIES = ("add_remove", "replace_one")
-OPTIONAL_SPEC_FIELDS = ("schema", "resize", "text", "encoder")
+OPTIONAL_SPEC_FIELDS = ("class_type", "schema", "resize", "text", "encoder")
 """Fields of a ``DataSpec`` that ``to_dict`` leaves out if they are not set."""
 UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
 NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
@@ -55,6 +55,7 @@ class DataSpec:
         std: Normalization standard deviation, in the same form as ``mean``.
         benchmark: Whether the data are a public benchmark, so that accuracies on its private records may be shown.
         nominal_size: Publicly declared approximate number of private records. None if it is not declared.
+        class_type: Type of the declared classes, "bool", "int" or "float". None if the classes are their names.
         schema: Description of how a table row becomes a point. None if points come from no table.
         resize: Interpolation ("bilinear") by which images of other sizes are resized. None if all have one size.
         text: Name of the table column that holds the texts (``core.texts``). None if points are no texts.
@@ -69,6 +70,7 @@ class DataSpec:
     std: tuple[float, ...]
     benchmark: bool = False
     nominal_size: int | None = None
+    class_type: str | None = None
     schema: TableSchema | None = None
     resize: str | None = None
     text: str | None = None
@@ -80,6 +82,8 @@ class DataSpec:
             raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.error("std", self.std, "must have as many entries as mean")
+        if self.class_type is not None:
+            checks.one_of("class_type", self.class_type, ("bool", "int", "float"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""
