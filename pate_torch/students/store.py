@@ -33,6 +33,7 @@ from pate_torch.students.base import Student
 from pate_torch.students.files import FORMAT, METADATA_KEY, find_student_file, header_error, read
 from pate_torch.students.numpy_student import NumpyStudent
 
+
 def save(student: Student, path: Path) -> None:
     """Write the weights, the description of the network and the public facts about the data to ``path``."""
     spec = student.spec.to_dict()
