@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pate_torch.api.classifier import PATEClassifier as PATEClassifier
     from pate_torch.api.labeler import PrivateLabeler as PrivateLabeler
     from pate_torch.api.pate import PATE as PATE
+    from pate_torch.api.released import ReleasedClassifier as ReleasedClassifier
     from pate_torch.api.split import split_public as split_public
     from pate_torch.students.store import load_student as load_student
 
@@ -22,13 +23,14 @@ _MODULE_BY_NAME = {
     "PATEClassifier": "pate_torch.api.classifier",
     "PATE": "pate_torch.api.pate",
     "PrivateLabeler": "pate_torch.api.labeler",
+    "ReleasedClassifier": "pate_torch.api.released",
     "load_student": "pate_torch.students.store",
     "split_public": "pate_torch.api.split",
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # an application chooses where messages go
 
-__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student", "split_public"]
+__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "ReleasedClassifier", "load_student", "split_public"]
 
 
 def __getattr__(name: str) -> Any:

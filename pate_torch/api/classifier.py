@@ -57,7 +57,10 @@ from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, EncoderCard
 from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release import store as release_store
+from pate_torch.release.builder import compare_predictions
 from pate_torch.release.charges import explained_interrupts, format_charges
+from pate_torch.release.renderer import write_release
+from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
@@ -201,7 +204,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 panel.check_factory("student", self.student, spec)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=unit_ids, public_x=pool)
             if self.method_.name == "dpsgd":
-                self.student_, self.release_ = _fit_dpsgd(pate, pool, facts)
+                self.student_, self.release_, self._report = _fit_dpsgd(pate, pool, facts)
             else:
                 self.student_, self.release_ = self._release_and_fit(pate, pool, spec, facts), pate.folder
             first_answers = release_store.read_first_answers(self.release_)
@@ -230,14 +233,41 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return predict_all_classes(self.student_, self._transform.normalize(x), len(self.classes_))
 
     @reworded_errors(CLASSIFIER_WORDS)
-    def save_release(self, folder: Path | str) -> Path:
-        """Copy everything that may be published into a new folder."""
+    def save_release(self, folder: Path | str, *, evaluation: tuple[Any, Any] | None = None) -> Path:
+        """Copy everything that may be published into a new folder.
+
+        Args:
+            folder: Folder that does not exist or is empty.
+            evaluation: PUBLIC test points and their classes, (X_test, y_test). The accuracy, its 95 % interval and the
+                confusion matrix are published in the copy, exactly and without a charge. Never pass private records:
+                no guarantee would cover them. None to publish no accuracy.
+
+        Raises:
+            ValueError: The folder is not empty, a test class is unknown, or the release has no student to evaluate.
+        """
         check_is_fitted(self, "student_")
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
             raise checks.error("folder", str(folder), "is not empty", "Choose a new folder.")
+        report = self._report if evaluation is None else self._evaluate(*evaluation)
         shutil.copytree(self.release_, folder, dirs_exist_ok=True)
+        if evaluation is not None:
+            write_release(folder, report)
         return folder
+
+    def _evaluate(self, X: Any, y: Any) -> ReleaseReport:
+        """Return the report of the release with the accuracy on public test points."""
+        if self._report.record.student is None:
+            problem = "needs a student in the release, but student=... of this classifier is not part of it"
+            raise checks.error("evaluation", "(X_test, y_test)", problem, "Pass a StudentAlgorithm, or student=None.")
+        y = column_or_1d(np.array(y, dtype=object) if isinstance(y, list | tuple) else y)
+        label_N, prediction_N = encode_labels(y, self.classes_.tolist())[1], self.predict_proba(X).argmax(1)
+        if len(label_N) != len(prediction_N) or (label_N < 0).any():
+            problem = f"must be one of the classes for each of the {len(prediction_N)} test points"
+            raise checks.error("evaluation", f"{len(y)} labels, {(label_N < 0).sum()} of no class", problem)
+        truth_N, guess_N = torch.from_numpy(label_N), torch.from_numpy(prediction_N)
+        metrics = compare_predictions(truth_N, guess_N, len(self.classes_))
+        return replace(self._report, evaluation=replace(self._report.evaluation, **metrics))
 
     # ---- arguments ----------------------------------------------------------------------------------------------
 
@@ -420,7 +450,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             voting["first_answers"] = method.class_counts
         return PATE(
             name,
-            classes=[str(value) for value in self.classes_],
+            classes=self.classes_.tolist(),
             delta=facts.delta,
             budget_epsilon=max(DEFAULT_CAP_EPSILON, facts.epsilon) if cap is None and not is_charged else cap,
             teacher=teacher,
@@ -486,7 +516,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 options = {"seed": self._seed, "device": parse_device(self.device)}
                 module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
                 student = Student({"name": "own"}, module, spec)
-        pate.report()
+        self._report = pate.report()
         pate.finish()
         return student
 
@@ -527,14 +557,14 @@ def _is_module_factory(student: Any) -> bool:
     return callable(student) and not isinstance(student, StudentAlgorithm | BaseEstimator | nn.Module)
 
 
-def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple[Student, Path]:
-    """Run DP-SGD on the records, charged to the same account. Return the student and the release folder."""
+def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple[Student, Path, ReleaseReport]:
+    """Run DP-SGD on the records, charged to the same account. Return the student, the release folder and the report."""
     data = pate.make_data(pool)
     spec, evaluation = replace(data.spec, nominal_size=facts.num_records), replace(data.evaluation, public=False)
     config = pate.make_config(replace(data, spec=spec, evaluation=evaluation), pate.teacher)
     config = replace(config, privacy=replace(config.privacy, target_epsilon=facts.epsilon), quiet=True)
     with ReleaseSession.open(config) as session:
         written = session.run()
-        session.publish(written, session.fit(written), shows_table=False)
+        report = session.publish(written, session.fit(written), shows_table=False)
     session.finish()
-    return load_student(session.config.folder), session.release_dir
+    return load_student(session.config.folder), session.release_dir, report

@@ -168,6 +168,9 @@ class PATE:
         self._check_teacher()
         names = range(checks.integer("classes", self.classes, low=2)) if isinstance(self.classes, int) else self.classes
         self.class_names = tuple(map(str, names))
+        kinds = {np.asarray(name).dtype.kind for name in names}
+        type_by_kind = {"b": "bool", "i": "int", "u": "int", "f": "float"}
+        self._class_type = type_by_kind.get(kinds.pop()) if len(kinds) == 1 else None
         if (self.mean is None) != (self.std is None):
             raise checks.error("std", self.std, "must be given together with mean")
         self._constants: Constants | None = None
@@ -490,6 +493,7 @@ class PATE:
             num_classes=len(self.class_names),
             input_shape=tuple(x.shape[1:]),
             class_names=self.class_names,
+            class_type=self._class_type,
             mean=mean,
             std=std,
             low=low,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pate_torch.core import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TIMESTAMP_PATTERN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
 _ONE_SECOND = np.timedelta64(1, "s")
@@ -28,6 +29,8 @@ def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
     Raises:
         ValueError: An entry is empty or not a string. The message does not quote the entry, which may be private.
     """
+    import torch  # imported here, because canonical texts need no torch
+
     x = torch.zeros(len(texts), checks.integer("length", length, low=4), dtype=torch.uint8)
     for row, text in enumerate(texts):
         if not is_text(text):

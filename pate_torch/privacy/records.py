@@ -33,7 +33,7 @@ ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
 }
 """Check of each encoder option that affects features, by name. None if the option is a list of numbers."""
 ADJACENCIES = ("add_remove", "replace_one")
-OPTIONAL_SPEC_FIELDS = ("low", "high", "schema", "resize", "text", "encoder")
+OPTIONAL_SPEC_FIELDS = ("class_type", "low", "high", "schema", "resize", "text", "encoder")
 """Fields of a ``DataSpec`` that ``to_dict`` leaves out if they are not set."""
 OUTSIDE_STEPS = 1 << 15
 """Number of steps in a share of 1 (``DataSpec.compute_outside_share``)."""
@@ -61,6 +61,7 @@ class DataSpec:
         high: Largest value of each feature among the public points. None if ``low`` is None.
         benchmark: Whether the data are a public benchmark, so that accuracies on its private records may be shown.
         nominal_size: Publicly declared approximate number of private records. None if it is not declared.
+        class_type: Type of the declared classes, "bool", "int" or "float". None if the classes are their names.
         schema: Description of how a table row becomes a point. None if points come from no table.
         resize: Interpolation ("bilinear") by which images of other sizes are resized. None if all have one size.
         text: Name of the table column that holds the texts (``core.texts``). None if points are no texts.
@@ -75,6 +76,7 @@ class DataSpec:
     std: tuple[float, ...]
     benchmark: bool = False
     nominal_size: int | None = None
+    class_type: str | None = None
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     schema: TableSchema | None = None
@@ -88,9 +90,13 @@ class DataSpec:
             raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.error("std", self.std, "must have as many entries as mean")
+        if self.class_type is not None:
+            checks.one_of("class_type", self.class_type, ("bool", "int", "float"))
+        if (self.low is None) != (self.high is None):
+            raise checks.error("high", self.high, "must be given together with low")
         low, high = self.low or (), self.high or ()
-        if {len(low), len(high)} not in ({0}, {len(self.mean)}) or not all(map(operator.le, low, high)):
-            raise checks.error("low", self.low, "must have as many entries as mean and high, which are at most those")
+        if len({len(low), len(high), len(self.mean)} - {0}) > 1 or not all(map(operator.le, low, high)):
+            raise checks.error("low", low, "must have as many entries as mean, which are at most those of high")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""

@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 
 from pate_torch.core import checks, texts
-from pate_torch.privacy.unit_ids import compute_content_id
 
 MAX_CATEGORIES: Final = 64
 WITHHELD_CATEGORY: Final = " withheld"
@@ -204,6 +203,8 @@ class TableSchema:
         The file ``labels.csv`` identifies public points without ids by these hashes. Hashes of private records must not
         be published, because whoever guesses all values of a record can check the guess.
         """
+        from pate_torch.privacy.unit_ids import compute_content_id  # imports torch, which readers of a release can lack
+
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         columns: list[Iterable[str]] = []
         for column in self.columns:

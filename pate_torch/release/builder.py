@@ -152,10 +152,15 @@ def compute_student_metrics(data: Dataset, student: Student | None) -> dict[str,
     if student is None or not len(truth_Q):
         return {"student_accuracy": None, "student_size": None, "confusion": ()}
     prediction_Q = student.compute_probabilities(data.evaluation.x).argmax(1)
+    return compare_predictions(truth_Q, prediction_Q, data.spec.num_classes)
+
+
+def compare_predictions(truth_Q: Tensor, prediction_Q: Tensor, num_classes: int) -> dict[str, Any]:
+    """Compute the metrics of ``compute_student_metrics`` from predictions."""
     return {
         "student_accuracy": compute_accuracy(prediction_Q, truth_Q),
         "student_size": len(truth_Q),
-        "confusion": compute_confusion(truth_Q, prediction_Q, data.spec.num_classes),
+        "confusion": compute_confusion(truth_Q, prediction_Q, num_classes),
     }
 
 

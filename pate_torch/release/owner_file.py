@@ -7,6 +7,7 @@ that the entry does not have as missing.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -73,6 +74,16 @@ class OwnerFacts:
             checks.one_of("tuning", self.tuning, TUNING_METHODS)
         for key, value in self.pool.items():
             checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_facts(self)
+
+
+def reduce_facts(record: Any) -> tuple[Any, ...]:
+    """Reduce a dataclass for pickle, which cannot store read-only mappings: they become dictionaries."""
+    values = {item.name: getattr(record, item.name) for item in fields(record)}
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+    return functools.partial(type(record), **plain), ()
 
 
 def read(root: Path, account: str) -> OwnerFacts:

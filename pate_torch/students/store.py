@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -31,10 +30,8 @@ from pate_torch.data.encoded_dataset import ENCODER_FOLDER
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
-
-FORMAT = "pate_torch.student/1"
-METADATA_KEY = "pate_torch"
-STUDENT_FILE = "student.safetensors"
+from pate_torch.students.files import FORMAT, METADATA_KEY, find_student_file, header_error, read
+from pate_torch.students.numpy_student import NumpyStudent
 
 
 def save(student: Student, path: Path) -> None:
@@ -50,19 +47,7 @@ def save(student: Student, path: Path) -> None:
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     """Load the student in ``path``. Raise ValueError if the file is missing, damaged, or not a student."""
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            header: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError) as error:
-        raise checks.error("student", str(path), f"is missing or not a safetensors file ({error})") from error
-    try:
-        facts: Any = json.loads(header.get(METADATA_KEY, "{}"))
-    except (ValueError, RecursionError):
-        facts = None
-    file_format = facts.get("format") if isinstance(facts, dict) else None
-    if file_format != FORMAT:
-        raise checks.error("student", str(path), f"has format {file_format!r}, not {FORMAT!r}")
+    facts, tensors = read(path, "pt", str(device))
     try:
         network: dict[str, Any] = facts["network"]
         spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in OPTIONAL_SPEC_FIELDS if key in facts})
@@ -74,7 +59,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
             raise ValueError("its tensors have other names, shapes or types")
         module.load_state_dict(tensors, assign=True)
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise checks.error("student", str(path), f"does not fit the network in its header ({error})") from error
+        raise header_error(path, error) from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)
 
 
@@ -93,15 +78,6 @@ def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]
         has_features = name.rpartition(".")[2] == "feature_R"
         if has_features and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
             raise ValueError("its rules use features that the points do not have")
-
-
-def find_student_file(location: Path | str) -> Path:
-    """Find the file of a student: ``location``, or a file in the folder of a run or of a release."""
-    location = Path(location)
-    for candidate in (location, location / "release" / STUDENT_FILE, location / STUDENT_FILE):
-        if candidate.is_file():
-            return candidate
-    raise checks.error("student", str(location), f"must be a student file or a folder with {STUDENT_FILE}")
 
 
 def load_student(
@@ -180,21 +156,35 @@ def _make_example(spec: DataSpec, size: int) -> Tensor:
     return (values % 251).to(torch.uint8) if spec.is_image else (values % 7).float()
 
 
+def _export_onnx(file: Path, output: Path) -> Path:
+    student = NumpyStudent.from_file(file)
+    if student is None:
+        fix = "Use format=torch, which exports every student."
+        raise checks.error("format", "onnx", "can be used only for linear students without mean shift", fix)
+    try:
+        from pate_torch.students.onnx_file import export_onnx
+    except ModuleNotFoundError as error:
+        raise checks.error("format", "onnx", f"needs a package ({error})", "Install pate-torch[onnx].") from error
+    return export_onnx(student, output)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``pate export``. Return the exit code: 0, or 2 if an argument is wrong or a file cannot be used."""
     description = "Export a released student to a program that needs PyTorch alone."
     parser = argparse.ArgumentParser(prog="pate export", description=description)
     parser.add_argument("run", type=Path, help="folder of a run or of a release, or file of a student")
     parser.add_argument("--output", type=Path, help="path of the program (default: beside the release folder)")
+    format_help = "torch: a program of torch.export; onnx: a file of a linear student, which takes a table's columns"
+    parser.add_argument("--format", default="torch", choices=("torch", "onnx"), help=f"{format_help} (default: torch)")
     options = parser.parse_args(arguments)
     try:
         file = find_student_file(options.run)
         folder = file.parent.resolve()  # a release must not change, so no file is added
         default_folder = folder.parent if (folder / "privacy.json").exists() else folder
-        output = options.output or default_folder / f"{file.stem}.pt2"
+        output = options.output or default_folder / f"{file.stem}.{'onnx' if options.format == 'onnx' else 'pt2'}"
         if (output.parent / "privacy.json").exists():
             raise checks.error("--output", str(output), "must not lie in a release folder", "Use another folder.")
-        print(export(load(file), output))
+        print(_export_onnx(file, output) if options.format == "onnx" else export(load(file), output))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
