@@ -83,7 +83,8 @@ def reduce_facts(record: Any) -> tuple[Any, ...]:
     """Reduce a dataclass for pickle, which cannot store read-only mappings: they become dictionaries."""
     values = {item.name: getattr(record, item.name) for item in fields(record)}
     plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
-    return functools.partial(type(record), **plain), ()
+    make: Any = type(record)
+    return functools.partial(make, **plain), ()
 
 
 def read(root: Path, account: str) -> OwnerFacts:

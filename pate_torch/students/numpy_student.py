@@ -79,6 +79,7 @@ class NumpyStudent:
         """Compute class probabilities [N, C] of uint8 images [N, Ch, H, W] or rows [N, D]."""
         z = x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
         mean, std, low, high = map(self.get_constant, ("mean", "std", "low", "high"))
+        assert mean is not None and std is not None
         z = ((z if low is None else z.clip(low, high)) - mean) / std
         z_ND = z.reshape(len(z), -1).astype(np.float64)  # as exact as NumPy can, because weights may be large
         if self.fourier is not None:

@@ -72,7 +72,7 @@ def export_onnx(student: NumpyStudent, path: Path) -> Path:
         z = graph.add("Concat", *features, axis=1)
     elif len(spec["input_shape"]) == 3:
         pixels = graph.add_input("X", TensorProto.UINT8, *spec["input_shape"])
-        z = graph.add("Div", graph.add("Cast", pixels, to=TensorProto.FLOAT), np.float32([255]))
+        z = graph.add("Div", graph.add("Cast", pixels, to=TensorProto.FLOAT), np.array([255], np.float32))
     else:
         z = graph.fill(graph.add_input("X", TensorProto.FLOAT, *spec["input_shape"]), mean)
     if low is not None and high is not None:
