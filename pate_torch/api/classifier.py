@@ -15,7 +15,7 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
 from pate_torch.privacy import records as origins
-from pate_torch.privacy.accounts import account_charged_error
+from pate_torch.privacy.accounts import Charge, account_charged_error
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, EncoderCard
@@ -210,7 +210,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             first_answers = release_store.read_first_answers(self.release_)
             self.class_counts_ = None if first_answers is None else first_answers.counts_C.numpy()
             self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
-            self._announce_charge(home, account)
+            self._announce_charge(lambda _, charge: charge.run == self.release_.parent.name)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -496,8 +496,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         try:
             release = pate.label(pool, method.num_queries, **options)
         except ReleaseStopped as stopped:
+            forecast, reservation_id = stopped.forecast, stopped.reservation_id
+            self._announce_charge(lambda id_, _: id_ == reservation_id)
             fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True."
-            raise ReleaseStopped(stopped.forecast, stopped.reservation_id, fix) from None
+            raise ReleaseStopped(forecast, reservation_id, fix) from None
         first_answers = release_store.read_first_answers(pate.folder)
         if first_answers is not None and isinstance(method.mechanism, GradientDescent):
             size = first_answers.estimate_size(facts.num_records if self.adjacency == "replace_one" else None)
@@ -538,13 +540,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self._announce(f"PATEClassifier, {price}: {self.method_.reason}.")
         self._announce(f"  {self.method_.expectation}")
 
-    def _announce_charge(self, home: Path, name: str) -> None:
-        """Set ``total_``, and announce it with the charge of the release, which an interrupted fit may have paid."""
-        account = find_account(home, name)
+    def _announce_charge(self, is_included: Callable[[str, Charge], bool]) -> None:
+        """Set ``total_``, and announce it with the included charges, which an interrupted fit may have paid."""
+        account = find_account(self._home, str(self.account))
         assert account is not None
         self.total_ = account.guarantee
-        charges = [charge for charge in account.charges.values() if charge.run == self.release_.parent.name]
-        self._announce(f"  {format_charges(home, account, charges)}")
+        charges = [charge for id_, charge in account.charges.items() if is_included(id_, charge)]
+        self._announce(f"  {format_charges(self._home, account, charges)}")
 
     def _announce(self, line: str) -> None:
         """Log a line and, if ``verbose``, print it. The line may depend on public facts and on the ledger alone."""

@@ -109,8 +109,8 @@ class ModelForecast:
 
     def __str__(self) -> str:
         return (
-            f"about {self.num_units:,} units; the model is expected to remove {100 * self.skill:.0f} % of the log loss "
-            f"of the class frequencies ({100 * self.low:.0f} to {100 * self.high:.0f} % in eight of ten stand-in cases)"
+            f"about {self.num_units:,} unit(s); share of the class frequencies' log loss that the model is expected to "
+            f"remove: {100 * self.skill:.0f} % ({100 * self.low:.0f} to {100 * self.high:.0f} % in 8 of 10 stand-in cases)"
         )
 
 

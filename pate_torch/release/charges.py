@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,13 @@ from pate_torch.teachers.store import TeacherStore
 
 
 def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> str:
-    """Format the epsilon of some charges of an account, its total and cap, and the path of the ledger in ``home``."""
+    """Format the epsilon of some charges of an account, its total and cap, and the path of the ledger in ``home``.
+
+    A release that its first answers stopped is charged for these answers alone.
+    """
     ledger, total = (home / "ledger.sqlite").absolute(), account.guarantee
-    charged = account.compute_guarantee(event for charge in charges for event in charge.reserved_events)
+    events = (c.incurred_events if c.is_stopped else c.reserved_events for c in charges)
+    charged = account.compute_guarantee(itertools.chain.from_iterable(events))
     if total is None or charged is None:
         return f"charged with seeded noise, so that no epsilon holds; ledger at {ledger}"
     accountants = " and ".join(dict.fromkeys((charged.route, total.route)))
