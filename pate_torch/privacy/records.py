@@ -71,10 +71,10 @@ class DataSpec:
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    benchmark: bool = False
-    nominal_size: int | None = None
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
+    benchmark: bool = False
+    nominal_size: int | None = None
     schema: TableSchema | None = None
     resize: str | None = None
     text: str | None = None
@@ -82,13 +82,13 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         checks.integer("num_classes", self.num_classes, low=2, fix="A vote needs at least two classes.")
+        low, high = self.low or (), self.high or ()
+        if {len(low), len(high)} not in ({0}, {len(self.mean)}) or not all(map(operator.le, low, high)):
+            raise checks.error("low", self.low, "must have as many entries as mean and high, and be at most high")
         if len(self.class_names) != self.num_classes:
             raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.error("std", self.std, "must have as many entries as mean")
-        low, high = self.low or (), self.high or ()
-        if {len(low), len(high)} not in ({0}, {len(self.mean)}) or not all(map(operator.le, low, high)):
-            raise checks.error("low", self.low, "must have as many entries as mean and high, which are at most those")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""
