@@ -110,7 +110,7 @@ class ModelForecast:
     def __str__(self) -> str:
         return (
             f"about {self.num_units:,} unit(s); share of the class frequencies' log loss that the model is expected to "
-            f"remove: {100 * self.skill:.0f} % ({100 * self.low:.0f} to {100 * self.high:.0f} % in 8 of 10 stand-in cases)"
+            f"remove: {100 * self.skill:.0f} % ({100 * self.low:.0f} to {100 * self.high:.0f} % in 8 of 10 trials)"
         )
 
 

@@ -74,11 +74,11 @@ class DataSpec:
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
     benchmark: bool = False
     nominal_size: int | None = None
     class_type: str | None = None
-    low: tuple[float, ...] | None = None
-    high: tuple[float, ...] | None = None
     schema: TableSchema | None = None
     resize: str | None = None
     text: str | None = None
@@ -86,17 +86,15 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         checks.integer("num_classes", self.num_classes, low=2, fix="A vote needs at least two classes.")
+        low, high = self.low or (), self.high or ()
+        if {len(low), len(high)} not in ({0}, {len(self.mean)}) or not all(map(operator.le, low, high)):
+            raise checks.error("low", self.low, "must have as many entries as mean and high, and be at most high")
         if len(self.class_names) != self.num_classes:
             raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.error("std", self.std, "must have as many entries as mean")
         if self.class_type is not None:
             checks.one_of("class_type", self.class_type, ("bool", "int", "float"))
-        if (self.low is None) != (self.high is None):
-            raise checks.error("high", self.high, "must be given together with low")
-        low, high = self.low or (), self.high or ()
-        if len({len(low), len(high), len(self.mean)} - {0}) > 1 or not all(map(operator.le, low, high)):
-            raise checks.error("low", low, "must have as many entries as mean, which are at most those of high")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""
