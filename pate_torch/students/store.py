@@ -6,9 +6,9 @@
 A student is one safetensors file whose header describes the network, so that loading runs no code of the file. The
 input of an exported program is a batch of raw points (uint8 images or float32 rows) of any size, and the output is
 class probabilities. Missing numbers are replaced as in training. The points of a table are encoded rows for
-``torch.export``, whose extra file ``pate_torch.json`` holds the schema and the names of the features. An ONNX file takes
-the columns of a table, each [N, 1]: float32 numbers, and texts with "" for a missing value, as ``normalize_class_name``
-writes them. Its metadata hold the same facts.
+``torch.export``, whose extra file ``pate_torch.json`` holds the schema and the names of the features. An ONNX file
+takes the columns of a table, each [N, 1]: float32 numbers, and categories as texts, as the schema in its metadata
+writes them.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class ExportedModel(nn.Module):
         mean, std = spec.get_constants(torch.float32, torch.device("cpu"))
         self.mean, self.std = nn.Buffer(mean), nn.Buffer(std)  # buffers follow the weights to another device
         columns = () if spec.schema is None else spec.schema.columns
-        fills = [column.fill for column in columns for _ in column.features] or [None] * len(mean)
-        fill_values = [value if fill is None else fill for fill, value in zip(fills, spec.mean, strict=True)]
-        self.fill = nn.Buffer(torch.tensor(fill_values).view_as(mean))
+        fills = [math.nan if column.fill is None else column.fill for column in columns for _ in column.features]
+        fill = torch.tensor(fills or [math.nan])
+        self.fill = nn.Buffer(torch.where(fill.isnan(), mean, fill))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.float() / self.scale
@@ -173,18 +173,15 @@ def export_onnx(student: Student, path: Path | str) -> Path:
     model = load_model(path)
     if student.spec.schema is not None:
         model = compose.add_prefix(model, "pate_torch/", rename_outputs=False)  # other names than those of columns
-        nodes, inputs, blocks = [], [], []
+        nodes, inputs, blocks = [], [], list[str]()
         for column in student.spec.schema.columns:
-            blocks.append(f"pate_torch/X/{len(blocks)}")
             is_number = column.categories is None
             inputs.append(make_input(column.name, TensorProto.FLOAT if is_number else TensorProto.STRING, ["N", 1]))
-            if is_number:
-                nodes.append(make_node("Identity", [column.name], blocks[-1:]))
-            else:
-                codes, domain = f"{blocks[-1]}/one_hot", "ai.onnx.ml"
-                nodes.append(make_node("OneHotEncoder", [column.name], [codes], domain=domain,
-                                       cats_strings=column.categories, zeros=1))  # fmt: skip
-                nodes.append(make_node("Flatten", [codes], blocks[-1:]))
+            blocks.append(column.name if is_number else f"pate_torch/X/{len(blocks)}")
+            if not is_number:
+                options = {"domain": "ai.onnx.ml", "cats_strings": column.categories, "zeros": 1}
+                nodes.append(make_node("OneHotEncoder", [column.name], [f"{blocks[-1]}/one_hot"], **options))
+                nodes.append(make_node("Flatten", [f"{blocks[-1]}/one_hot"], blocks[-1:]))
         nodes += [make_node("Concat", blocks, ["pate_torch/X"], axis=1), *model.graph.node]
         del model.graph.input[:], model.graph.node[:]
         model.graph.input.extend(inputs)
