@@ -15,10 +15,10 @@ import subprocess
 import sys
 
 IMPORTS = "import torch, sklearn.base"
-PREDICTS = (
-    "import json, sys, pate_torch; "
-    "pate_torch.ReleasedClassifier.load(sys.argv[1]).predict_proba(json.loads(sys.argv[2]))"
-)
+PREDICTS = """
+import json, sys, pate_torch
+pate_torch.ReleasedClassifier.load(sys.argv[1]).predict_proba(json.loads(sys.argv[2]))
+"""
 
 
 def measure_seconds(code: str, *arguments: str) -> float:

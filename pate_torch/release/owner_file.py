@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -35,8 +35,19 @@ TUNING_METHODS = {
 """Way in which the parameters of a release were chosen -> description."""
 
 
+class PicklableFacts:
+    """Base class of dataclasses whose read-only mappings pickle cannot store: it stores dictionaries instead."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        return functools.partial(type(self), **plain), ()
+
+
 @dataclass(frozen=True, kw_only=True)
-class OwnerFacts:
+class OwnerFacts(PicklableFacts):
     """The statements of the owner about the data. A field is None if the owner does not state it.
 
     Attributes:
@@ -74,17 +85,6 @@ class OwnerFacts:
             checks.one_of("tuning", self.tuning, TUNING_METHODS)
         for key, value in self.pool.items():
             checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_facts(self)
-
-
-def reduce_facts(record: Any) -> tuple[Any, ...]:
-    """Reduce a dataclass for pickle, which cannot store read-only mappings: they become dictionaries."""
-    values = {item.name: getattr(record, item.name) for item in fields(record)}
-    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
-    make: Any = type(record)
-    return functools.partial(make, **plain), ()
 
 
 def read(root: Path, account: str) -> OwnerFacts:

@@ -17,7 +17,7 @@ from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
 from pate_torch.methods.base import MethodDescription, format_one_unit, get_unit_column
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
-from pate_torch.release.owner_file import OwnerFacts, reduce_facts
+from pate_torch.release.owner_file import OwnerFacts, PicklableFacts
 
 Scalar = bool | int | float | str | None
 
@@ -146,7 +146,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class PublicFacts:
+class PublicFacts(PicklableFacts):
     """Base class of the records of a report. Raises TypeError for a field that is no plain value."""
 
     def __post_init__(self) -> None:
@@ -155,9 +155,6 @@ class PublicFacts:
             if isinstance(value, Mapping):
                 object.__setattr__(self, item.name, MappingProxyType(dict(value)))
             _check_releasable(item.name, value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_facts(self)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,7 +1,8 @@
-"""Linear students that predict with NumPy, so that a program that uses a release needs no torch."""
+"""Files of released students, and linear students that predict with NumPy. Nothing here imports torch or runs code."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,81 +10,98 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from pate_torch.core import checks
-from pate_torch.students import files
+
+FORMAT = "pate_torch.student/1"
+METADATA_KEY = "pate_torch"
+STUDENT_FILE = "student.safetensors"
+
+
+def find_student_file(location: Path | str) -> Path:
+    """Find the file of a student: ``location``, or a file in the folder of a run or of a release."""
+    location = Path(location)
+    for candidate in (location, location / "release" / STUDENT_FILE, location / STUDENT_FILE):
+        if candidate.is_file():
+            return candidate
+    raise checks.error("student", str(location), f"must be a student file or a folder with {STUDENT_FILE}")
+
+
+def read(path: Path | str, framework: str, device: str = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the header of a student's file, and its tensors by name: of torch (``framework`` "pt") or NumPy ("np").
+
+    Raises:
+        ValueError: The file is missing, damaged, or not a student.
+    """
+    try:
+        with safe_open(path, framework=framework, device=device) as file:
+            header: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise checks.error("student", str(path), f"is missing or not a safetensors file ({error})") from error
+    try:
+        facts: Any = json.loads(header.get(METADATA_KEY, "{}"))
+    except (ValueError, RecursionError):
+        facts = None
+    file_format = facts.get("format") if isinstance(facts, dict) else None
+    if file_format != FORMAT:
+        raise checks.error("student", str(path), f"has format {file_format!r}, not {FORMAT!r}")
+    return facts, tensors
 
 
 @dataclass(frozen=True, eq=False)
 class NumpyStudent:
-    """Releasable. A linear model of the points, or of the points and random cosines.
+    """Releasable. A linear model of points, or of points and random cosines.
 
     Attributes:
         spec: Public facts about the data, as ``DataSpec.to_dict`` returns them.
         weight_CD: Weights.
         bias_C: Biases.
-        fourier: Frequencies [D, F] and phases [F] of the cosines (``networks.Fourier``). None without cosines.
+        cosines: Frequencies [D, F] and phases [F] (``networks.Fourier``). None without cosines.
         has_unit_length: Whether features are divided by their length.
     """
 
     spec: Mapping[str, Any]
     weight_CD: np.ndarray
     bias_C: np.ndarray
-    fourier: tuple[np.ndarray, np.ndarray] | None
+    cosines: tuple[np.ndarray, np.ndarray] | None
     has_unit_length: bool
 
     @classmethod
-    def from_file(cls, path: Path | str) -> NumpyStudent | None:
-        """Read a student. None if the student is not linear or applies an encoder.
-
-        Raises:
-            ValueError: The file is missing, damaged, or not a student.
-        """
-        facts, tensors = files.read(path, "np")
+    def load(cls, path: Path | str) -> NumpyStudent | None:
+        """Load a student. None if it needs torch. Raise ValueError for a file that is damaged or not a student."""
+        facts, tensors = read(path, "np")
         try:
-            spec, design, prefix = {**facts, **facts["spec"]}, facts["network"], ""
-            is_probe = design["name"] == "probe"
-            if is_probe:
-                options, prefix = design["options"], "0."
-                design = options.get("of") or {"name": "logistic"}
-                if options.get("neighbors"):
-                    return None
-            if design["name"] not in ("logistic", "fourier") or (spec.get("encoder") or {}).get("points"):
+            spec, network = facts | facts["spec"], facts["network"]
+            is_probe, options = network["name"] == "probe", network["options"]
+            name = (options.get("of") or {"name": "logistic"})["name"] if is_probe else network["name"]
+            has_encoder = (spec.get("encoder") or {}).get("points") is not None
+            if has_encoder or options.get("neighbors") or name not in ("logistic", "fourier"):
                 return None
-            has_cosines, shape = design["name"] == "fourier", spec["input_shape"]
-            head = "2" if is_probe or has_cosines else "1"
-            fourier = None
-            width, num_classes = math.prod(shape), len(spec["class_names"])
-            expected = {f"{head}.weight": (num_classes, width), f"{head}.bias": (num_classes,)}
-            if has_cosines:
-                fourier = tensors[f"{prefix}1.frequency_DF"], tensors[f"{prefix}1.phase_F"]
-                (cosines,) = fourier[1].shape
-                expected |= {f"{prefix}1.frequency_DF": (width, cosines), f"{prefix}1.phase_F": (cosines,)}
-                expected[f"{head}.weight"] = (num_classes, width + cosines)
-            if expected != {name: value.shape for name, value in tensors.items()}:
+            trunk, head = "0.1." if is_probe else "1.", "2." if is_probe or name == "fourier" else "1."
+            cosines = None
+            if name == "fourier":
+                cosines = tensors.pop(f"{trunk}frequency_DF"), tensors.pop(f"{trunk}phase_F")
+            student = cls(spec, tensors.pop(f"{head}weight"), tensors.pop(f"{head}bias"), cosines, is_probe)
+            if tensors or math.prod(spec["input_shape"]) > student.weight_CD.shape[1]:
                 raise ValueError("its tensors have other names or shapes")
-            for key in ("mean", "std", "low", "high"):
-                values = [checks.number(key, value) for value in spec.get(key) or ()]
-                if len(values) not in (1, shape[0]) and spec.get(key) is not None:
-                    raise ValueError(f"{key} has {len(values)} values")
+            probabilities = student.compute_probabilities(np.zeros((1, *spec["input_shape"]), np.float32))
+            if probabilities.shape != (1, len(parse_classes(spec))):
+                raise ValueError("its weights are not those of its classes")
         except (LookupError, AttributeError, TypeError, ValueError) as error:
-            raise files.header_error(path, error) from error
-        return cls(spec, tensors[f"{head}.weight"], tensors[f"{head}.bias"], fourier, is_probe)
-
-    def get_constant(self, key: str) -> np.ndarray | None:
-        """Return ``mean``, ``std``, ``low`` or ``high`` as float32 that broadcasts to the points. None if not set."""
-        values, is_image = self.spec.get(key), len(self.spec["input_shape"]) == 3
-        return None if values is None else np.array(values, np.float32).reshape((-1, 1, 1) if is_image else -1)
+            raise checks.error("student", str(path), f"does not fit the network in its header ({error})") from error
+        return student
 
     def compute_probabilities(self, x: np.ndarray) -> np.ndarray:
-        """Compute class probabilities [N, C] of uint8 images [N, Ch, H, W] or rows [N, D]."""
-        z = x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
-        mean, std, low, high = map(self.get_constant, ("mean", "std", "low", "high"))
-        assert mean is not None and std is not None
-        z = ((z if low is None else z.clip(low, high)) - mean) / std
-        z_ND = z.reshape(len(z), -1).astype(np.float64)  # as exact as NumPy can, because weights may be large
-        if self.fourier is not None:
-            frequency_DF, phase_F = self.fourier
+        """Compute class probabilities, float64 [N, C], of uint8 images [N, Ch, H, W] or rows [N, D]."""
+        z = x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
+        constants = {key: np.float32(self.spec.get(key) or 0.0) for key in ("mean", "std", "low", "high")}
+        mean, std, low, high = (value.reshape(-1, *[1] * (x.ndim - 2)) for value in constants.values())
+        z = ((z.clip(low, high) if self.spec.get("low") else z) - mean) / std
+        z_ND = z.reshape(len(z), -1).astype(np.float64)  # because weights may be large
+        if self.cosines is not None:
+            frequency_DF, phase_F = self.cosines
             z_ND = np.concatenate([z_ND, math.sqrt(2) * np.cos(z_ND @ frequency_DF + phase_F)], 1)
         if self.has_unit_length:
             z_ND = z_ND / np.linalg.norm(z_ND, axis=1, keepdims=True).clip(1e-12)
@@ -93,6 +111,6 @@ class NumpyStudent:
 
 
 def parse_classes(spec: Mapping[str, Any]) -> np.ndarray:
-    """Return the classes [C] of a student in their own type, from the facts of ``DataSpec.to_dict``."""
+    """Return the classes [C] in their own type (``DataSpec.class_type``) from the output of ``DataSpec.to_dict``."""
     parsers: dict[str | None, Any] = {None: str, "int": int, "float": float, "bool": "True".__eq__}
     return np.array([parsers[spec.get("class_type")](name) for name in spec["class_names"]])

@@ -1,12 +1,14 @@
-"""Released students on disk: saving, loading, and export to programs that need PyTorch alone.
+"""Released students on disk: saving, loading, and export to programs that need PyTorch or an ONNX runtime alone.
 
     pate_torch.load_student("outputs/runs/digits/gaussian/<run>").predict(x)
     pate export outputs/runs/digits/gaussian/<run>
 
 A student is one safetensors file whose header describes the network, so that loading runs no code of the file. The
-input of an exported program (``torch.export``) is a batch of raw points (uint8 images or rows) of any size, and the
-output is class probabilities. The points of a table are encoded rows: the extra file ``pate_torch.json`` of the program
-holds the schema and the names of the features.
+input of an exported program is a batch of raw points (uint8 images or float32 rows) of any size, and the output is
+class probabilities. Missing numbers are replaced as in training. The points of a table are encoded rows for
+``torch.export``, whose extra file ``pate_torch.json`` holds the schema and the names of the features. An ONNX file
+takes the columns of a table, each [N, 1]: float32 numbers, and categories as texts, as the schema in its metadata
+writes them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +33,7 @@ from pate_torch.data.encoded_dataset import ENCODER_FOLDER
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
-from pate_torch.students.files import FORMAT, METADATA_KEY, find_student_file, header_error, read
-from pate_torch.students.numpy_student import NumpyStudent
+from pate_torch.students.numpy_student import FORMAT, METADATA_KEY, find_student_file, read
 
 
 def save(student: Student, path: Path) -> None:
@@ -59,7 +61,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
             raise ValueError("its tensors have other names, shapes or types")
         module.load_state_dict(tensors, assign=True)
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise header_error(path, error) from error
+        raise checks.error("student", str(path), f"does not fit the network in its header ({error})") from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)
 
 
@@ -113,7 +115,7 @@ class ExportedModel(nn.Module):
 
     Args:
         module: Network from normalized points to logits.
-        spec: Public facts about the data, with the normalization constants.
+        spec: Public facts about the data, with the normalization constants and the values of missing numbers.
     """
 
     def __init__(self, module: nn.Module, spec: DataSpec) -> None:
@@ -123,32 +125,76 @@ class ExportedModel(nn.Module):
         self.mean, self.std = nn.Buffer(mean), nn.Buffer(std)  # buffers follow the weights to another device
         self.low = None if spec.low is None else nn.Buffer(torch.tensor(spec.low))
         self.high = None if spec.high is None else nn.Buffer(torch.tensor(spec.high))
+        columns = () if spec.schema is None else spec.schema.columns
+        fills = [math.nan if column.fill is None else column.fill for column in columns for _ in column.features]
+        fill = torch.tensor(fills or [math.nan])
+        self.fill = nn.Buffer(torch.where(fill.isnan(), mean, fill))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.float() / self.scale
+        x = torch.where(x.isfinite(), x, self.fill)
         if self.low is not None:
             x = x.clamp(self.low, self.high)
         return self.module((x - self.mean) / self.std).softmax(1)
 
 
-def export(student: Student, path: Path | str) -> Path:
-    """Export the student to a self-contained program at ``path``. Raise ArithmeticError if its predictions differ."""
-    path, example = Path(path), _make_example(student.spec, 4)
-    # A copy on the CPU, because the export must not move the student.
+def _make_program(student: Student) -> tuple[ExportedModel, Tensor, str]:
+    """Copy the student to a program on the CPU. Return the program, an example of its input, and the facts in JSON."""
     network = networks.rebuild(student.network)
     network.load_state_dict({name: value.cpu() for name, value in student.module.state_dict().items()})
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(ExportedModel(network.eval(), student.spec), (example,), dynamic_shapes=({0: batch},))
+    example = _make_example(student.spec, 4)
     facts = {"spec": student.spec.to_dict(), "input": str(example.dtype), "output": "class probabilities"}
     if student.spec.schema is not None:
         facts["features"] = student.spec.schema.feature_names
-    torch.export.save(program, path, extra_files={"pate_torch.json": json.dumps(facts)})
-    exported = torch.export.load(path).module()
+    return ExportedModel(network.eval(), student.spec), example, json.dumps(facts)
+
+
+def export(student: Student, path: Path | str) -> Path:
+    """Export the student by ``torch.export`` to ``path``. Raise ArithmeticError if the program's predictions differ."""
+    path, (program, example, facts) = Path(path), _make_program(student)
+    exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(exported, path, extra_files={"pate_torch.json": facts})
+    loaded = torch.export.load(path).module()
     for size in (1, 3):
         x = _make_example(student.spec, size)
-        if not torch.allclose(exported(x), student.compute_probabilities(x), atol=1e-5):
+        if not torch.allclose(loaded(x), student.compute_probabilities(x), atol=1e-5):
             raise ArithmeticError(f"{path}: the exported program differs from the student")
     return path
+
+
+def export_onnx(student: Student, path: Path | str) -> Path:
+    """Export the student to an ONNX file at ``path``. Raise ValueError if the package onnx is not installed."""
+    try:
+        from onnx import TensorProto, checker, compose, helper, load_model, save_model
+    except ModuleNotFoundError as error:
+        raise checks.error("format", "onnx", "needs the package onnx", "Install pate-torch[onnx].") from error
+    make_node, make_input = helper.make_node, helper.make_tensor_value_info
+    program, example, facts = _make_program(student)
+    options: dict[str, Any] = {"input_names": ["X"], "output_names": ["probabilities"], "opset_version": 18}
+    options["dynamic_axes"] = {name: {0: "N"} for name in ("X", "probabilities")}
+    with warnings.catch_warnings(action="ignore"):  # the exporter without dynamo is the one that needs onnx alone
+        torch.onnx.export(program, (example,), path, dynamo=False, **options)
+    model = load_model(path)
+    if student.spec.schema is not None:
+        model = compose.add_prefix(model, "pate_torch/", rename_outputs=False)  # other names than those of columns
+        nodes, inputs, blocks = [], [], list[str]()
+        for column in student.spec.schema.columns:
+            is_number = column.categories is None
+            inputs.append(make_input(column.name, TensorProto.FLOAT if is_number else TensorProto.STRING, ["N", 1]))
+            blocks.append(column.name if is_number else f"pate_torch/X/{len(blocks)}")
+            if not is_number:
+                options = {"domain": "ai.onnx.ml", "cats_strings": column.categories, "zeros": 1}
+                nodes.append(make_node("OneHotEncoder", [column.name], [f"{blocks[-1]}/one_hot"], **options))
+                nodes.append(make_node("Flatten", [f"{blocks[-1]}/one_hot"], blocks[-1:]))
+        nodes += [make_node("Concat", blocks, ["pate_torch/X"], axis=1), *model.graph.node]
+        del model.graph.input[:], model.graph.node[:]
+        model.graph.input.extend(inputs)
+        model.graph.node.extend(nodes)
+        model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    helper.set_model_props(model, {"pate_torch": facts})
+    checker.check_model(model)
+    save_model(model, path)
+    return Path(path)
 
 
 def _make_example(spec: DataSpec, size: int) -> Tensor:
@@ -156,35 +202,24 @@ def _make_example(spec: DataSpec, size: int) -> Tensor:
     return (values % 251).to(torch.uint8) if spec.is_image else (values % 7).float()
 
 
-def _export_onnx(file: Path, output: Path) -> Path:
-    student = NumpyStudent.from_file(file)
-    if student is None:
-        fix = "Use format=torch, which exports every student."
-        raise checks.error("format", "onnx", "can be used only for linear students without mean shift", fix)
-    try:
-        from pate_torch.students.onnx_file import export_onnx
-    except ModuleNotFoundError as error:
-        raise checks.error("format", "onnx", f"needs a package ({error})", "Install pate-torch[onnx].") from error
-    return export_onnx(student, output)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``pate export``. Return the exit code: 0, or 2 if an argument is wrong or a file cannot be used."""
-    description = "Export a released student to a program that needs PyTorch alone."
+    description = "Export a released student to a program that needs PyTorch or an ONNX runtime alone."
     parser = argparse.ArgumentParser(prog="pate export", description=description)
     parser.add_argument("run", type=Path, help="folder of a run or of a release, or file of a student")
     parser.add_argument("--output", type=Path, help="path of the program (default: beside the release folder)")
-    format_help = "torch: a program of torch.export; onnx: a file of a linear student, which takes a table's columns"
-    parser.add_argument("--format", default="torch", choices=("torch", "onnx"), help=f"{format_help} (default: torch)")
+    format_help = "torch for torch.export (default), or onnx, whose input for a table is its columns"
+    parser.add_argument("--format", default="torch", choices=("torch", "onnx"), help=format_help)
     options = parser.parse_args(arguments)
+    is_onnx = options.format == "onnx"
     try:
         file = find_student_file(options.run)
         folder = file.parent.resolve()  # a release must not change, so no file is added
         default_folder = folder.parent if (folder / "privacy.json").exists() else folder
-        output = options.output or default_folder / f"{file.stem}.{'onnx' if options.format == 'onnx' else 'pt2'}"
+        output = options.output or default_folder / f"{file.stem}.{'onnx' if is_onnx else 'pt2'}"
         if (output.parent / "privacy.json").exists():
             raise checks.error("--output", str(output), "must not lie in a release folder", "Use another folder.")
-        print(_export_onnx(file, output) if options.format == "onnx" else export(load(file), output))
+        print((export_onnx if is_onnx else export)(load(file), output))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
