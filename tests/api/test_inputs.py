@@ -11,8 +11,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATEClassifier, load_student
-from pate_torch.api.inputs import SHARE_UNITS, PointTransform, encode_labels
-from pate_torch.privacy.records import DataSpec
+from pate_torch.api.inputs import PointTransform, encode_labels
+from pate_torch.privacy.records import OUTSIDE_STEPS, DataSpec
 from pate_torch.students import store
 from pate_torch.teachers.engine import Chunk, iterate_batches
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -34,6 +34,15 @@ def make_transform(public, categories=None):
     return PointTransform.from_public(public, categories, is_encoded=False)[0]
 
 
+def make_spec(transform):
+    constants = {"mean": (0.0,), "std": (1.0,), "input_shape": (1, 4, 4)}
+    if transform.mean is not None:
+        low, high = map(tuple, transform.value_range)
+        constants = {"mean": tuple(transform.mean), "std": tuple(transform.std), "low": low, "high": high,
+                     "input_shape": (len(low),), "schema": transform.schema}  # fmt: skip
+    return DataSpec(name="c", num_classes=2, class_names=("a", "b"), **constants)
+
+
 def draw_rows(count, seed, missing=None):
     """Ill are the old. One ward in five is ``missing``."""
     draw = np.random.default_rng(seed)
@@ -53,6 +62,7 @@ def add_columns(x, seed, *, spoiled):
     return x
 
 
+@pytest.mark.filterwarnings("ignore:public. about .* lie outside the range of the public points")
 @pytest.mark.parametrize("method", ["gradients", "dpsgd", "teachers", "estimator"])
 def test_outliers_and_columns_that_public_points_do_not_vary_do_no_harm(make, method):
     private, public = add_columns(X, 0, spoiled=True), add_columns(PUBLIC, 1, spoiled=False)
@@ -68,6 +78,7 @@ def test_outliers_and_columns_that_public_points_do_not_vary_do_no_harm(make, me
     assert np.array_equal(clf.predict_proba(test), probability_NC)
 
 
+@pytest.mark.filterwarnings("ignore:public. about .* lie outside the range of the public points")
 def test_the_classifier_its_release_and_the_command_line_clip_alike(make, tmp_path):
     (table, y), (public, _), (new, _) = (draw_rows(count, seed) for seed, count in enumerate((900, 200, 60)))
     clf = make(classes=["ill", "well"]).fit(table.assign(c=range(900)), y, public=public.assign(c=7))
@@ -96,14 +107,15 @@ def test_the_share_outside_the_range_is_exact_and_of_each_record_alone():
     rows = [[0.1, 3, 5, "x"], [0.1000001, 3, 1, "z"], [0.0999, 3, 1, None], [0.7, 3.5, 9, "x"], [9e9, -1, 0, "y"],
             [None, float("inf"), "text", "x"], [0.5, 2, 1e300, "x"]]  # fmt: skip
     private = transform(pd.DataFrame(rows, columns=list(public)))
-    shares = transform.compute_outside_share(private)
-    third, full = SHARE_UNITS // 3, SHARE_UNITS
-    assert shares.dtype == np.int64 and shares.tolist() == [0, 0, third, 2 * SHARE_UNITS // 3, full, 0, third]
-    assert [int(transform.compute_outside_share(row[None])[0]) for row in private] == shares.tolist()
+    spec = make_spec(transform)
+    shares = spec.compute_outside_share(private)
+    third, full = OUTSIDE_STEPS // 3, OUTSIDE_STEPS
+    assert shares.dtype == torch.int64 and shares.tolist() == [0, 0, third, 2 * OUTSIDE_STEPS // 3, full, 0, third]
+    assert [int(spec.compute_outside_share(row[None])[0]) for row in private] == shares.tolist()
     images = make_transform(np.zeros((2, 1, 4, 4), np.uint8))
-    assert images.compute_outside_share(torch.ones(3, 1, 4, 4)).tolist() == [0, 0, 0]
+    assert make_spec(images).compute_outside_share(torch.ones(3, 1, 4, 4)).tolist() == [0, 0, 0]
     words = make_transform(public[["word"]])
-    assert words.compute_outside_share(words(public[["word"]])).tolist() == [0, 0, 0]
+    assert make_spec(words).compute_outside_share(words(public[["word"]])).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("value", [0.1, 1.0, 0.0, -1e9, None])
@@ -257,3 +269,9 @@ def test_one_private_word_changes_no_type(make):
     x[0, 0] = "high"
     clf = make().fit(x, Y, public=PUBLIC)
     assert clf._transform.schema is None and clf.score(TEST, TRUTH) > 0.85
+
+
+def test_public_points_in_other_units_are_told_by_a_noisy_share(make):
+    with pytest.warns(UserWarning, match="or more lie outside the range of the public points"):
+        make(account="meters").fit(X, Y, public=PUBLIC / 100)
+    make(account="feet").fit(X, Y, public=PUBLIC)  # warnings are errors

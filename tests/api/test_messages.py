@@ -61,7 +61,7 @@ BEFORE_A_FIT = {
     "name": ({"account": "a b/"}, {}, "account='a b/': must start with"),
     "delta": ({"delta": 1e-300}, {}, "delta=1e-300: must be at least .*Use a larger delta.$"),
     "groups": ({"adjacency": "replace_one"}, {"groups": np.arange(300)}, "adjacency='replace_one'.*Use adjacency='add"),
-    "images": ({}, {"X": IMAGES, "public": IMAGES}, "X=.*must be uint8 images"),
+    "images": ({}, {"X": IMAGES, "public": 1 - IMAGES}, "X=.*must be uint8 images"),
     "teachers": ({"method": "teachers", "num_teachers": 0}, {}, "num_teachers=0"),
     "queries": ({"method": "teachers", "num_queries": -1}, {}, "num_queries=-1"),
     "size": ({"num_records_about": 10**12}, {}, "num_records_about=1000000000000: must be an integer in"),
@@ -135,10 +135,13 @@ def test_the_callback_is_told_every_stage(make, capsys):
     assert all(done == total for done, total in stages.values()) and capsys.readouterr().err == ""
 
 
+TEACHERS = {"method": "teachers", "num_teachers": 5, "spend_anyway": True}
+
+
 @pytest.mark.parametrize(
     ("stage", "settings", "message", "finishes"),
     [
-        ("Encoding every", {}, "interrupted: nothing was charged to account 'clouds'. Repeat the same call", True),
+        ("Training", TEACHERS, "interrupted: nothing was charged to account 'clouds'. Repeat the same call", True),
         ("Training the", {}, f"charged 4.000; account total 4.000 of 10; .*{TERMS}. Repeat the same call to", True),
         ("Training the", {"random_state": None}, "charged 4.000.*cannot be finished: another call", False),
         ("Answering", {}, "charged 4.000.*cannot be finished: another call is a new charge", False),
