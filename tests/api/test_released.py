@@ -32,7 +32,7 @@ from pate_torch.students.base import Student
 from pate_torch.students.numpy_student import NumpyStudent
 from pate_torch.verify import command as verify
 from tests import ROOT
-from tests.api.test_classifier import draw_table, make_classifier
+from tests.api.classifiers import draw_table, make_classifier
 from tests.students.tasks import FRAME, ROWS, TABLE, make_student
 from tests.worlds import IMAGES, clouds
 
