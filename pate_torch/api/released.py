@@ -51,10 +51,7 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
         Raises:
             ValueError: There is no student, or its file is damaged.
         """
-        return cls(path)._load(encoder)
-
-    def _load(self, encoder: Any = None) -> Self:
-        file = find_student_file(self.path or "")
+        self, file = cls(path), find_student_file(path)
         self._student: Any = NumpyStudent.load(file)
         if self._student is None or encoder is not None:
             from pate_torch.students.store import load_student  # imports torch

@@ -309,9 +309,8 @@ class Relearned(ReleasedClassifier):
         module = networks.rebuild(description := networks.describe("logistic", spec.input_shape, len(classes)))
         module.load_state_dict({"1.weight": torch.from_numpy(weight), "1.bias": torch.from_numpy(bias[:, 0])})
         with tempfile.TemporaryDirectory() as folder:
-            path, self.path = self.path, save(Student(description, module, spec), Path(folder))
-            self._load()
-            self.path = path
+            released = ReleasedClassifier.load(save(Student(description, module, spec), Path(folder)))
+        vars(self).update(vars(released) | {"path": self.path})
         if names is not None:
             self.feature_names_in_ = names
         return self
