@@ -85,4 +85,4 @@ def test_a_test_lies_where_what_it_tests_lies():
     """Folders as in the package, but for what runs all of it, and for what lies beside the package."""
     folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
     missing = {str(folder) for folder in folders if not (PACKAGE / folder).is_dir()}
-    assert missing == {"end_to_end", "gpu", "benchmarks", "tools"}
+    assert missing == {"end_to_end", "gpu", "benchmarks", "tools", "newcomers"}

@@ -37,6 +37,8 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
         feature_names_in_: Names of the columns of a table.
     """
 
+    _student: Any
+
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = path
 
@@ -51,23 +53,23 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
         Raises:
             ValueError: There is no student, or its file is damaged.
         """
-        return cls(path)._load(encoder)
-
-    def _load(self, encoder: Any = None) -> Self:
-        file = find_student_file(self.path or "")
-        self._student: Any = NumpyStudent.load(file)
-        if self._student is None or encoder is not None:
+        classifier, file = cls(path), find_student_file(path)
+        classifier._student = NumpyStudent.load(file)
+        if classifier._student is None or encoder is not None:
             from pate_torch.students.store import load_student  # imports torch
 
-            self._student = load_student(file, encoder=encoder)
-        spec = self._student.spec
-        self._spec: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else spec.to_dict()
-        self.classes_, self.n_features_in_ = parse_classes(self._spec), int(np.prod(self._spec["input_shape"]))
-        self._schema = TableSchema.from_dict(self._spec["schema"]) if self._spec.get("schema") else None
-        if self._schema is not None:
-            self.feature_names_in_ = np.array([column.name for column in self._schema.columns], dtype=object)
-            self.n_features_in_ = len(self.feature_names_in_)
-        return self
+            classifier._student = load_student(file, encoder=encoder)
+        spec = classifier._student.spec
+        classifier._spec = spec if isinstance(spec, dict) else spec.to_dict()
+        schema, classifier.classes_ = classifier._spec.get("schema"), parse_classes(classifier._spec)
+        classifier._schema = TableSchema.from_dict(schema) if schema else None
+        classifier.n_features_in_ = int(np.prod(classifier._spec["input_shape"]))
+        if classifier._schema is not None:
+            classifier.feature_names_in_ = np.array(
+                [column.name for column in classifier._schema.columns], dtype=object
+            )
+            classifier.n_features_in_ = len(classifier.feature_names_in_)
+        return classifier
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Raise ValueError, because a release cannot be trained."""

@@ -62,7 +62,7 @@ class NumpyStudent:
         has_unit_length: Whether features are divided by their length.
     """
 
-    spec: Mapping[str, Any]
+    spec: dict[str, Any]
     weight_CD: np.ndarray
     bias_C: np.ndarray
     cosines: tuple[np.ndarray, np.ndarray] | None

@@ -31,6 +31,7 @@ from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER
 from pate_torch.features.encoder import Encoder
+from pate_torch.features.encoding import import_optional
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
 from pate_torch.students.numpy_student import FORMAT, METADATA_KEY, find_student_file, read
@@ -164,23 +165,21 @@ def export(student: Student, path: Path | str) -> Path:
 
 def export_onnx(student: Student, path: Path | str) -> Path:
     """Export the student to an ONNX file at ``path``. Raise ValueError if the package onnx is not installed."""
-    try:
-        from onnx import TensorProto, checker, compose, helper, load_model, save_model
-    except ModuleNotFoundError as error:
-        raise checks.error("format", "onnx", "needs the package onnx", "Install pate-torch[onnx].") from error
-    make_node, make_input = helper.make_node, helper.make_tensor_value_info
+    onnx = import_optional("onnx", "onnx", "format", "onnx")
+    make_node, types, helper = onnx.helper.make_node, onnx.TensorProto, onnx.helper
     program, example, facts = _make_program(student)
     options: dict[str, Any] = {"input_names": ["X"], "output_names": ["probabilities"], "opset_version": 18}
     options["dynamic_axes"] = {name: {0: "N"} for name in ("X", "probabilities")}
     with warnings.catch_warnings(action="ignore"):  # the exporter without dynamo is the one that needs onnx alone
         torch.onnx.export(program, (example,), path, dynamo=False, **options)
-    model = load_model(path)
+    model = onnx.load(path)
     if student.spec.schema is not None:
-        model = compose.add_prefix(model, "pate_torch/", rename_outputs=False)  # other names than those of columns
+        model = onnx.compose.add_prefix(model, "pate_torch/", rename_outputs=False)  # other names than those of columns
         nodes, inputs, blocks = [], [], list[str]()
         for column in student.spec.schema.columns:
             is_number = column.categories is None
-            inputs.append(make_input(column.name, TensorProto.FLOAT if is_number else TensorProto.STRING, ["N", 1]))
+            cell_type = types.FLOAT if is_number else types.STRING
+            inputs.append(helper.make_tensor_value_info(column.name, cell_type, ["N", 1]))
             blocks.append(column.name if is_number else f"pate_torch/X/{len(blocks)}")
             if not is_number:
                 options = {"domain": "ai.onnx.ml", "cats_strings": column.categories, "zeros": 1}
@@ -192,8 +191,8 @@ def export_onnx(student: Student, path: Path | str) -> Path:
         model.graph.node.extend(nodes)
         model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
     helper.set_model_props(model, {"pate_torch": facts})
-    checker.check_model(model)
-    save_model(model, path)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
     return Path(path)
 
 

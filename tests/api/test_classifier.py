@@ -33,27 +33,13 @@ from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import DataSpec, EncoderCard
 from pate_torch.session import ReleaseStopped
 from tests import ROOT
+from tests.api.classifiers import draw_table, make_classifier
 from tests.worlds import clouds
 
 X, Y = (part.numpy() for part in clouds(900, 0))
 PUBLIC = clouds(150, 1)[0].numpy()
 TEST, TRUTH = (part.numpy() for part in clouds(300, 2))
 EPSILONS = {"gradients": 4.0, "teachers": 4.0, "dpsgd": 6.0}
-
-
-def draw_table(count: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """Ill are the old in ward a and the young elsewhere; one age in twenty is missing."""
-    draw = np.random.default_rng(seed)
-    ages, wards = draw.integers(20, 80, count).astype(float), draw.choice(["a", "b", "c"], count)
-    table = pd.DataFrame({"age": ages, "ward": wards})
-    ill = np.where((table.age > 50) ^ (table.ward == "a"), "ill", "well")
-    table.loc[draw.random(count) < 0.05, "age"] = np.nan
-    return table, ill
-
-
-def make_classifier(place, epsilon=4.0, **settings):
-    defaults = {"account": "clouds", "num_records_about": 900, "classes": [0, 1, 2], "home": place, "verbose": False}
-    return PATEClassifier(epsilon, **(defaults | settings))
 
 
 @pytest.fixture

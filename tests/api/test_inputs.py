@@ -274,4 +274,4 @@ def test_one_private_word_changes_no_type(make):
 def test_public_points_in_other_units_are_told_by_a_noisy_share(make):
     with pytest.warns(UserWarning, match="or more lie outside the range of the public points"):
         make(account="meters").fit(X, Y, public=PUBLIC / 100)
-    make(account="feet").fit(X, Y, public=PUBLIC)  # warnings are errors
+    make(account="feet", allow_duplicate_account=True).fit(X, Y, public=PUBLIC)  # warnings are errors

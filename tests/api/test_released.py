@@ -32,7 +32,7 @@ from pate_torch.students.base import Student
 from pate_torch.students.numpy_student import NumpyStudent
 from pate_torch.verify import command as verify
 from tests import ROOT
-from tests.api.test_classifier import draw_table, make_classifier
+from tests.api.classifiers import draw_table, make_classifier
 from tests.students.tasks import FRAME, ROWS, TABLE, make_student
 from tests.worlds import IMAGES, clouds
 
@@ -309,9 +309,8 @@ class Relearned(ReleasedClassifier):
         module = networks.rebuild(description := networks.describe("logistic", spec.input_shape, len(classes)))
         module.load_state_dict({"1.weight": torch.from_numpy(weight), "1.bias": torch.from_numpy(bias[:, 0])})
         with tempfile.TemporaryDirectory() as folder:
-            path, self.path = self.path, save(Student(description, module, spec), Path(folder))
-            self._load()
-            self.path = path
+            released = ReleasedClassifier.load(save(Student(description, module, spec), Path(folder)))
+        vars(self).update(vars(released) | {"path": self.path})
         if names is not None:
             self.feature_names_in_ = names
         return self

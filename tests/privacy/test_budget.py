@@ -79,7 +79,7 @@ def callers(*names: str) -> set[tuple[str, str]]:
             if isinstance(node, ast.Attribute) and node.attr in names:
                 whose = ast.unparse(node.value)
                 own = name in ("privacy/ledger.py", "release/report.py") and whose == "self"
-                is_part = node.attr == "record" and whose.split(".")[-1] in ("report", "written", "reused")
+                is_part = node.attr == "record" and whose.split(".")[-1] in ("report", "_report", "written", "reused")
                 if not own and not is_part and whose.split(".")[-1] != "budget":
                     found.add((name, node.attr))
     return found
