@@ -10,6 +10,7 @@ Everything here is computed from released values and public points, so it costs 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -122,5 +123,7 @@ def _match_frequencies(logit_PC: Tensor, base_C: Tensor) -> Tensor:
     """Return class probabilities whose means over the points are the class frequencies."""
     log_frequency_C = base_C.log_softmax(0)
     for _ in range(20):
-        logit_PC = logit_PC + log_frequency_C - logit_PC.softmax(1).mean(0).log()
+        # In logarithms, because a class may have probability 0 at every point if noise outweighs the records.
+        log_mean_C = logit_PC.log_softmax(1).logsumexp(0) - math.log(len(logit_PC))
+        logit_PC = logit_PC + log_frequency_C - log_mean_C
     return logit_PC.softmax(1)

@@ -99,6 +99,13 @@ def test_the_scale_is_a_function_of_released_values():
     assert not torch.equal(new.model.weight_DC, old.model.weight_DC)
 
 
+def test_logits_of_pure_noise_are_rescaled_too():
+    """The release is paid for when its model is rescaled, so no size of the logits may raise an error."""
+    for sigma in (1e3, 1e5, 1e7):
+        _, new, _, test, truth = release_model(60, sigma, 1.0, 0)
+        assert math.isfinite(compute_loss(new.model, test, truth))
+
+
 def test_several_rounds_are_left_as_they_are():
     old, *_ = release_model(800, 8.0, 1.0, 0)
     twice = dataclasses.replace(old, score_RPC=old.score_RPC.repeat(2, 1, 1))
