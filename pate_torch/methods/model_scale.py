@@ -24,7 +24,7 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext, Release
 from pate_torch.privacy.sensitive import GradientSums, quantize
 
-_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0)
+_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0, 7.0)
 """Multiples of the released logits that are tried as the true logits."""
 _REPETITIONS, _MAX_POINTS, _MAX_RECORDS = 3, 1000, 3000
 _MULTIPLES = (0.05, 3.0)
@@ -81,8 +81,9 @@ def _fit_multiples(
     # Fewer made-up records than units: the noise and the steps keep their sizes relative to the sum.
     mechanism = replace(mechanism, sigma=mechanism.sigma * size / num_units)
     noise = DryRunNoise(insecure_seed=int(torch.randint(1 << 31, (1,), generator=generator)))
-    target, spreads, trials = _spread(logit_PC, base_C), [], []
-    for strength in _STRENGTHS:
+
+    def repeat(strength: float) -> tuple[Tensor, Tensor]:
+        """Return the true class probabilities of the public points and the logits of the repetitions, [R P, C]."""
         probability_PC = _match_frequencies(base_C + strength * (logit_PC - base_C), base_C)
         repeated_logits = []
         for _ in range(_REPETITIONS):
@@ -92,13 +93,15 @@ def _fit_multiples(
             score_PC = mechanism.release(sums, noise, MechanismContext(num_queries=1)).score_PC
             assert score_PC is not None
             repeated_logits.append(_center(score_PC.double() / radius))
-        spreads.append(float(np.mean([_spread(logits, base_C) for logits in repeated_logits])))
-        trials.append((probability_PC.repeat(_REPETITIONS, 1), torch.cat(repeated_logits)))
+        return probability_PC.repeat(_REPETITIONS, 1), torch.cat(repeated_logits)
+
+    target, spreads = _spread(logit_PC, base_C), []
+    for strength in _STRENGTHS:
+        spreads.append(_spread(repeat(strength)[1], base_C))
         if spreads[-1] > target and strength > 0:
             break
-    strengths = _STRENGTHS[: len(spreads)]
-    matching_strength = np.interp(target, np.maximum.accumulate(spreads), strengths)
-    probability_RC, logit_RC = trials[int(np.abs(np.array(strengths) - matching_strength).argmin())]
+    strength = float(np.interp(target, np.maximum.accumulate(spreads), _STRENGTHS[: len(spreads)]))
+    probability_RC, logit_RC = repeat(strength)
 
     def compute_loss(multiples: np.ndarray) -> tuple[float, np.ndarray]:
         log_probability_RC = (multiples[0] * base_C + multiples[1] * logit_RC).log_softmax(1)

@@ -1,5 +1,6 @@
 """What a caller of PATEClassifier reads: errors in the words of this class, the charge, progress, and Ctrl-C."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -153,7 +154,9 @@ def test_an_interrupt_tells_what_was_charged_and_how_to_go_on(stage, settings, m
         if name.startswith(stage):
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match=message):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores Ctrl-C
+    with contextlib.ExitStack() as stack, pytest.raises(KeyboardInterrupt, match=message):
+        stack.callback(signal.signal, signal.SIGINT, before)
         make(callback=interrupt, **settings).fit(X, Y, public=PUBLIC)
     if not finishes:
         with pytest.raises(ValueError, match="has been charged already"):
