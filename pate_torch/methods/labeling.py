@@ -198,6 +198,19 @@ class LabelingMethod(PrivateMethod):
         norms = {norm: getattr(mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
         finite_norms = {norm: value if math.isfinite(value) else None for norm, value in norms.items()}
         asset = None if self.features is None else self.features.asset
+        description = self.describe(facts)
+        if self.class_counts is not None:
+            counts = (
+                f"First, the number of units in each class was released with noise of {self.class_counts.sigma:.4g}"
+            )
+            description = dataclasses.replace(
+                description,
+                procedure=f"{counts} units, which the same price covers. {description.procedure}",
+                assumptions=(
+                    *description.assumptions,
+                    "Every unit was counted once, by the class of one of its records.",
+                ),
+            )
         return {
             "num_teachers": self.ensemble_size or 0,
             "mechanism": mechanism.name,
@@ -208,7 +221,7 @@ class LabelingMethod(PrivateMethod):
             "rounds": self.num_rounds,
             "sensitivity": {**finite_norms, "per": mechanism.sensitivity_unit},
             **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
-            "answered_by": self.describe(facts).to_dict(),
+            "answered_by": description.to_dict(),
         }
 
     def learn_features(self, inputs: MethodInputs) -> Tensor | None:
