@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import run_folders
@@ -37,6 +38,7 @@ from pate_torch.owner_metrics import (
     make_public_baselines,
     save_votes,
 )
+from pate_torch.privacy.records import Release
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
 from pate_torch.release.renderer import print_summary, write_release
@@ -122,13 +124,7 @@ class ReleaseSession(OpenRun):
                     release = prepared.release(pool, spending)  # step 4
                     record = make_record(replace(config, method=method), self.facts) | digests
                     record |= {"teachers_id": prepared.id} if prepared.id else {}
-                    if isinstance(release, ModelRelease):  # step 5
-                        digests = save_model(release.student, self.release_dir)
-                    else:
-                        record = release_store.write(
-                            self.release_dir, release, record, self.facts.spec, prepared.guide, pool.names
-                        )
-                        digests = release_store.select_digests(record)
+                    record, digests = self._write_answers(release, record, prepared.guide)  # step 5
                     spending.record_files(digests)  # step 6 follows when the block ends without an error
         if prepared is None:
             assert stopped_by is not None
@@ -138,6 +134,16 @@ class ReleaseSession(OpenRun):
         self.reservation_ids.append(release.id)
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
+
+    def _write_answers(
+        self, release: Release | ModelRelease, record: dict[str, Any], guide: Student | None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Write the answers into ``release/``. Return the record of the release and the hashes for the ledger."""
+        if isinstance(release, ModelRelease):
+            return record, save_model(release.student, self.release_dir)
+        facts = self.facts
+        record = release_store.write(self.release_dir, release, record, facts.spec, guide, facts.pool.names)
+        return record, release_store.select_digests(record)
 
     def _continue_from(self, first_answers: FirstAnswers) -> tuple[PrivateMethod, ModelForecast | None]:
         """Adapt the method to its first answers. Also return the forecast that stops the release, or None."""

@@ -311,14 +311,9 @@ class PATE:
             features=features,
             guide_student=_make_student("guide_student", guide_student or "supervised", guide_options),
         )
-        if student is not None:
-            labeling.check_student(student)
-            with checks.prefixed_errors("student"):
-                student.check(data.spec)
-        with (
-            annotate_disk_error(self.home, self.name),
-            ReleaseSession.open(self.make_config(data, labeling), self._clock, advise) as session,
-        ):
+        _check_student(student, labeling, data.spec)
+        config = self.make_config(data, labeling)
+        with annotate_disk_error(self.home, self.name), ReleaseSession.open(config, self._clock, advise) as session:
             if session.forecast is not None:
                 warnings.warn(session.forecast, feasibility.LowSignalWarning, stacklevel=3)
             session.stages.print_message(f"Charging account {self.name!r} in {session.ledger.path.absolute()}.")
@@ -616,6 +611,14 @@ def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
 def _parse_evaluation(side: str, x: Array, y: Any, spec: DataSpec) -> Evaluation:
     points = tensors.parse_points(f"{side}_x", x)
     return Evaluation(points, tensors.parse_labels(f"{side}_y", torch.as_tensor(y), len(points), spec.num_classes))
+
+
+def _check_student(student: StudentAlgorithm | None, method: PrivateMethod, spec: DataSpec) -> None:
+    """Raise ValueError if the student cannot learn from the labels of the method."""
+    if student is not None:
+        method.check_student(student)
+        with checks.prefixed_errors("student"):
+            student.check(spec)
 
 
 def _make_student(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:

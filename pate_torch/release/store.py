@@ -391,7 +391,7 @@ class UnfinishedCall:
         reserved_ids = {
             e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
         }
-        commits = [entry.facts for entry in entries if entry.kind == "commit"]
+        commits = [entry.facts for entry in entries if entry.kind == "commit" and "stopped" not in entry.facts]
         committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in reserved_ids}
         if not committed or not (folder / "release").is_dir():
             return None

@@ -31,6 +31,7 @@ from pate_torch.methods.gradients import GradientMethod, plan_descent
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import DataSpec, EncoderCard
+from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseStopped
 from tests import ROOT
 from tests.api.classifiers import draw_table, make_classifier
@@ -196,6 +197,16 @@ def test_counts_that_show_too_few_records_stop_the_fit_and_are_all_that_is_charg
     assert [charge.is_stopped for charge in read_account(tmp_path).charges.values()] == [True, True, False]
     with pytest.raises(ValueError, match="allow_refit"):
         make(**STOPPED).fit(X, Y, public=PUBLIC)
+
+
+def test_a_fit_that_died_right_after_it_stopped_can_be_repeated(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(GradientMethod, "forecast_model", lambda *_: ModelForecast(60, -0.1, -0.4, 0.2))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(UnfinishedCall, "end", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        make(**STOPPED).fit(X, Y, public=PUBLIC)
+    with pytest.raises(ReleaseStopped):
+        make(**STOPPED).fit(X, Y, public=PUBLIC)
+    assert [charge.is_stopped for charge in read_account(tmp_path).charges.values()] == [True, True]
 
 
 def test_few_records_are_expected_to_give_no_model(make, tmp_path):
