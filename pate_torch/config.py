@@ -135,6 +135,9 @@ class RunConfig:
         if self.private_epsilon is not None and not isinstance(self.method, VotingMethod):
             fix = "Leave out private_epsilon, whose price depends on votes of teachers."
             raise checks.error("method", self.method.name, "cannot be combined with private_epsilon", fix)
+        if self.private_epsilon is not None and self.method.has_first_stage:
+            problem = "cannot be combined with private_epsilon, whose price leaves out the class counts"
+            raise checks.error("first_answers", "class_counts", problem, "Leave out one of them.")
         if isinstance(self.method, VotesFile) and (self.labels is not None or self.selection is not None):
             key = "selection" if self.labels is None else "labels"
             fix = f"Leave out {key}, which needs the private records behind the votes."

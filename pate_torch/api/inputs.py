@@ -178,7 +178,7 @@ def parse_cells(x: np.ndarray) -> np.ndarray:
 def _parse_number(value: Any) -> float:
     try:
         return float(value) if format_value(value) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return math.nan
     except TypeError:
         if isinstance(value, Mapping | Sequence):
@@ -222,7 +222,11 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
 
 def _to_class_key(value: Any) -> float | str:
     """Return the key of a class: the values 1, 1.0 and True are one class, and "1" is another class."""
-    return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else format_value(value)
+    is_number = isinstance(value, int | float | np.bool_ | np.integer | np.floating)
+    try:
+        return float(value) if is_number else format_value(value)
+    except OverflowError:
+        return format_value(value)
 
 
 def predict_all_classes(learner: Any, x: np.ndarray, num_classes: int) -> np.ndarray:

@@ -154,9 +154,10 @@ class LabelingMethod(PrivateMethod):
             if self.class_counts.adjacency != facts.adjacency:
                 problem = f"must be the adjacency of the partition, {facts.adjacency}"
                 raise checks.error("first_answers.adjacency", self.class_counts.adjacency, problem)
-            if self.noise != self.class_counts.noise or not facts.has_records:
-                problem = "needs private records, and noise=torch"
-                raise checks.error("first_answers", self.class_counts.name, problem, "Use first_answers=none.")
+            if self.noise != self.class_counts.noise:
+                raise checks.error(
+                    "noise", self.noise, "must be torch with first_answers=class_counts", "Set noise=torch."
+                )
         if self.features is not None:
             with checks.prefixed_errors("features"):
                 self.features.check(facts.spec)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
@@ -80,6 +81,12 @@ class VotesFile(VotingMethod):
     name: str = "votes_file"
     path: Path | None = None
     votes: Votes | None = field(default=None, repr=False)
+
+    def validate(self, facts: DatasetFacts) -> None:
+        super().validate(facts)
+        if self.has_first_stage:
+            problem = "counts private records, and a file of votes comes without them"
+            raise checks.error("first_answers", "class_counts", problem, "Use first_answers=none.")
 
     @property
     def ensemble_size(self) -> int | None:

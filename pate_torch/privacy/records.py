@@ -323,7 +323,8 @@ class PrivateRecords:
 
         Guarantee:
             The point, the class, the unit name and the usability of a record are functions of its row, ``unit`` and
-            ``num_classes``. No other row affects these values.
+            ``num_classes``. No other row affects these values, except that equal records without ids are numbered, so
+            that adding or removing one of them adds or removes the last number.
 
         Args:
             x: Points [N, ...]. Values of type uint8 stay, and other numbers become float32.
@@ -353,7 +354,9 @@ class PrivateRecords:
             names = parse_unit_ids(key, unit_ids, len(y))
         elif unit == "record":
             pairs = zip(x.numpy(), y.tolist(), strict=True)
-            parts = ((point.tobytes(), str(label).encode()) for point, label in pairs)
+            # An unusable row looks like its filler. It must not take the number of a record that equals the filler.
+            marks = ([b"unusable"] if is_unusable else [] for is_unusable in unusable_N.tolist())
+            parts = ((p.tobytes(), str(y).encode(), *mark) for (p, y), mark in zip(pairs, marks, strict=True))
             names = number_copies(make_content_ids(parts))
         else:
             raise checks.error(key, None, f"must name the unit of every record where it is {unit}")

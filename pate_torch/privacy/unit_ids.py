@@ -99,7 +99,8 @@ def make_content_ids(records: Iterable[Iterable[bytes]]) -> UnitIds:
 def number_copies(names: UnitIds) -> UnitIds:
     """Give equal records names of their own: the second copy of a record is named "<name> 2", and so on.
 
-    Copies have equal content, so adding or removing a copy adds or removes the last name and renames no other unit.
+    Copies must be equal in all that is computed from them. Adding or removing a copy then adds or removes the last name
+    and renames no other unit.
     """
     order = np.argsort(names, kind="stable")
     first = np.concatenate([[True], names[order][1:] != names[order][:-1]]) if len(names) else np.zeros(0, bool)

@@ -52,7 +52,8 @@ def explained_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> I
             advice = f"nothing was charged to account {name!r}. Repeat the same call to go on."
         else:
             unfinished_runs = UnfinishedCall.list_runs(TeacherStore(home), name) if can_repeat else []
-            is_resumable = charges[-1].is_committed and charges[-1].run in unfinished_runs
+            last = charges[-1]
+            is_resumable = last.is_committed and not last.is_stopped and last.run in unfinished_runs
             advice = "The charge stays, and its release cannot be finished: another call is a new charge."
             advice = "Repeat the same call to finish the release at no further cost." if is_resumable else advice
             advice = f"account {name!r}: {format_charges(home, account, charges)}. {advice}"

@@ -493,6 +493,12 @@ def test_one_odd_label_renames_no_other(classes, odd):
         assert encode_labels(y, classes)[1].tolist() == [0, 1, -1][: len(y)]
 
 
+def test_one_huge_number_is_a_missing_value_like_any_other(make):
+    rows = make()._validate_points([[10**400, 1.5], [False, 2.5]], reset=True)
+    assert np.isnan(rows[0, 0]) and rows[1].tolist() == [0.0, 2.5]
+    assert encode_labels(np.array([0, 10**400, 1], dtype=object), [0, 1])[1].tolist() == [0, -1, 1]
+
+
 def test_classes_that_are_one_as_floating_point_numbers_are_refused():
     with pytest.raises(ValueError, match="must be different"):
         encode_labels(np.array([2**60]), [2**60, 2**60 + 1])

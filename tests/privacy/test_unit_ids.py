@@ -69,3 +69,15 @@ def test_each_copy_of_a_record_has_a_name_and_removing_one_renames_no_other():
         left = number_copies(np.delete(names, gone).view(UnitIds)).tolist()
         assert sorted([*left, last]) == sorted(number_copies(names).tolist())
     assert number_copies(names[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("row", [((1.0, 2.0), 7), ((float("nan"), 0.0), 0)], ids=["bad label", "bad point"])
+def test_an_unusable_row_renames_no_record_that_equals_its_filler(row):
+    """Otherwise a record that is absent would move another one to another shard."""
+    point, label = row
+    x, y = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]), torch.tensor([0, 0, 1])
+    both_x, both_y = torch.cat([torch.tensor([point]), x]), torch.cat([torch.tensor([label]), y])
+    names = PrivateRecords.from_rows(x, y, num_classes=2).unit_id.tolist()
+    with_unusable = PrivateRecords.from_rows(both_x, both_y, num_classes=2)
+    assert with_unusable.usable_N.tolist() == [False, True, True, True]
+    assert with_unusable.unit_id.tolist()[1:] == names and with_unusable.unit_id.tolist()[0] not in names
