@@ -50,7 +50,7 @@ from pate_torch.students.store import save as save_student
 
 NamedStudent = tuple[str, Student]
 MAX_OUTSIDE_SHARE = 0.05
-"""Share of private values outside the public range that is expected even of public points from the same population."""
+"""Share of private values outside the public range, beyond chance, from which on a warning is due."""
 
 
 class ReleaseStopped(ValueError):
@@ -156,7 +156,8 @@ class ReleaseSession(OpenRun):
         if forecast is not None:
             self.stages.print_message(f"Forecast from noisy class counts: {forecast}.")
         outside = first_answers.estimate_outside_share(first_answers.estimate_size(self.facts.num_units))
-        if outside > MAX_OUTSIDE_SHARE:
+        chance_share = 2 / (len(self.facts.pool) + 1)  # of a column, for points of the same population
+        if outside > MAX_OUTSIDE_SHARE + chance_share:
             problem = (
                 f"about {100 * outside:.0f} % of the private values or more lie outside the range of the public points"
             )
