@@ -125,7 +125,7 @@ def clean(predict):
     (x, y), (public, _), (test, truth) = (
         draw_clouds(count, 3, 10, 0.7, seed) for seed, count in enumerate((4000, 500, 4000))
     )
-    return x, y, public, test, truth, accuracy([predict(x, y, public, test) for _ in range(NOISES)], truth)
+    return x, y, public, test, truth, accuracy([predict(x, y, public, test) for _ in range(2 * NOISES)], truth)
 
 
 SPOILED = ("wrong labels", "outliers", "constant columns", "three times too many", "three times too few")
@@ -136,7 +136,8 @@ SPOILED = ("wrong labels", "outliers", "constant columns", "three times too many
 def test_spoiled_data_cost_at_most_a_point(predict, clean, name):
     *data, truth, clean_accuracy = clean
     *spoiled, settings = spoil(name, *data)
-    assert accuracy([predict(*spoiled, **settings) for _ in range(NOISES)], truth) >= clean_accuracy - 0.01
+    noises = 2 * NOISES if name == "wrong labels" else NOISES  # which cost .7 points, the others .2 at most
+    assert accuracy([predict(*spoiled, **settings) for _ in range(noises)], truth) >= clean_accuracy - 0.01
 
 
 def test_a_thousand_columns_cost_at_most_a_point_of_the_baseline(predict):
