@@ -204,11 +204,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 panel.check_factory("student", self.student, spec)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=unit_ids, public_x=pool)
             if self.method_.name == "dpsgd":
+                self.class_counts_: np.ndarray | None = None
                 self.student_, self.release_, self._report = _fit_dpsgd(pate, pool, facts)
             else:
                 self.student_, self.release_ = self._release_and_fit(pate, pool, spec, facts), pate.folder
-            first_answers = release_store.read_first_answers(self.release_)
-            self.class_counts_ = None if first_answers is None else first_answers.counts_C.numpy()
             self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
             self._announce_charge(lambda _, charge: charge.run == self.release_.parent.name)
         return self
@@ -501,6 +500,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True."
             raise ReleaseStopped(forecast, reservation_id, fix) from None
         first_answers = release_store.read_first_answers(pate.folder)
+        self.class_counts_ = None if first_answers is None else first_answers.counts_C.numpy()
         if first_answers is not None and isinstance(method.mechanism, GradientDescent):
             size = first_answers.estimate_size(facts.num_records if self.adjacency == "replace_one" else None)
             self_training = autoconfig.needs_self_training(facts, size, method.mechanism)

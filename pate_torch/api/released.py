@@ -96,7 +96,7 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
 
     def _encode(self, X: Any) -> Any:
         shape, mean = tuple(self._spec["input_shape"]), np.float32(self._spec["mean"])
-        if (self._spec.get("encoder") or {}).get("points") and getattr(X, "shape", ())[1:] != shape:
+        if (self._spec.get("encoder") or {}).get("points") and np.shape(X)[1:] != shape:
             return X  # the student applies its encoder
         if len(shape) == 3:
             x = np.asarray(X)

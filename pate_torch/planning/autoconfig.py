@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pate_torch.accounting import calibration
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures
@@ -138,7 +136,13 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
     teachers = num_teachers or min(max_teachers, max(_MIN_TEACHERS, size_estimate // records_per_teacher))
     for queries in (num_queries,) if num_queries else _QUERY_COUNTS:
         queries = min(queries, facts.num_public)
-        gaussian, class_counts = _calibrate_votes(facts, queries)
+        sigma, class_counts = gradient_budget.calibrate_with_counts(
+            lambda sigma, count=queries: GNMax(sigma=sigma).privacy_events(count),  # type: ignore[misc]
+            facts.adjacency,
+            epsilon=facts.epsilon,
+            delta=facts.delta,
+        )
+        gaussian = GNMax(sigma=sigma)
         lead = feasibility.compute_break_even_lead(gaussian, facts.num_classes)
         assert lead is not None
         if lead <= TARGET_LEAD_SHARE * teachers:
@@ -161,20 +165,6 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
         expectation=expectation,
         is_noise_dominated=warning is not None,
     )
-
-
-def _calibrate_votes(facts: PublicFacts, num_queries: int) -> tuple[GNMax, ClassCounts | None]:
-    """Calibrate the noise of votes and of class counts to the price together."""
-
-    def make_parts(sigma: float) -> tuple[GNMax, ClassCounts | None]:
-        events = GNMax(sigma=sigma).privacy_events(num_queries)
-        return GNMax(sigma=sigma), ClassCounts.from_share(events, facts.adjacency)
-
-    def make_events(sigma: float) -> tuple[PrivacyEvent, ...]:
-        gaussian, counts = make_parts(sigma)
-        return gaussian.privacy_events(num_queries) + (() if counts is None else counts.privacy_events())
-
-    return make_parts(calibration.calibrate_sigma(make_events, epsilon=facts.epsilon, delta=facts.delta))
 
 
 def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:

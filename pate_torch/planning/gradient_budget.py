@@ -6,6 +6,7 @@ of records per unit of noise divided by eight, but at most a quarter of the numb
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pate_torch.accounting import calibration
@@ -77,16 +78,15 @@ def calibrate_gradients(
     if num_records is not None or buys_counts:
         mechanism = replace(mechanism, steps=_NUM_STEPS, clip_norm=_CLIP_NORM)
 
-    def make_parts(sigma: float) -> tuple[GradientDescent, ClassCounts | None]:
-        descent = replace(mechanism, sigma=sigma)
-        return descent, ClassCounts.from_share(descent.privacy_events(1), adjacency) if buys_counts else None
-
     def make_events(sigma: float) -> tuple[PrivacyEvent, ...]:
-        descent, counts = make_parts(sigma)
-        return descent.privacy_events(1) + (() if counts is None else counts.privacy_events())
+        return replace(mechanism, sigma=sigma).privacy_events(1)
 
-    mechanism, class_counts = make_parts(calibration.calibrate_sigma(make_events, epsilon=epsilon, delta=delta))
-    effective_dim = None
+    effective_dim = class_counts = None
+    if buys_counts:
+        sigma, class_counts = calibrate_with_counts(make_events, adjacency, epsilon=epsilon, delta=delta)
+    else:
+        sigma = calibration.calibrate_sigma(make_events, epsilon=epsilon, delta=delta)
+    mechanism = replace(mechanism, sigma=sigma)
     if num_records is not None:
         mechanism, effective_dim = plan_descent(mechanism, num_records, num_public)
     return CalibratedDescent(
@@ -96,6 +96,19 @@ def calibrate_gradients(
         effective_dim=effective_dim,
         class_counts=class_counts,
     )
+
+
+def calibrate_with_counts(
+    make_events: Callable[[float], tuple[PrivacyEvent, ...]], adjacency: str, *, epsilon: float, delta: float
+) -> tuple[float, ClassCounts | None]:
+    """Calibrate the noise scale of ``make_events`` and the noise of class counts to the price ``epsilon`` together."""
+
+    def make_all_events(sigma: float) -> tuple[PrivacyEvent, ...]:
+        counts = ClassCounts.from_share(make_events(sigma), adjacency)
+        return make_events(sigma) + (() if counts is None else counts.privacy_events())
+
+    sigma = calibration.calibrate_sigma(make_all_events, epsilon=epsilon, delta=delta)
+    return sigma, ClassCounts.from_share(make_events(sigma), adjacency)
 
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
