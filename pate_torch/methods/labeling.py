@@ -202,11 +202,12 @@ class LabelingMethod(PrivateMethod):
         description = self.describe(facts)
         if self.class_counts is not None:
             counts = (
-                f"First, the number of units in each class was released with noise of {self.class_counts.sigma:.4g}"
+                "First, the number of units in each class, and the sum of their shares of values outside the public "
+                f"range, were released with noise of {self.class_counts.sigma:.4g} units and twice as many"
             )
             description = dataclasses.replace(
                 description,
-                procedure=f"{counts} units, which the same price covers. {description.procedure}",
+                procedure=f"{counts}, which the same price covers. {description.procedure}",
                 assumptions=(
                     *description.assumptions,
                     "Every unit was counted once, by the class of one of its records.",

@@ -40,7 +40,8 @@ FILES = {
     "release.json": "The questions, the method that answered them, and the price.",
     "labels.csv": "The questions and the released labels; -1 means no answer. Another student can be trained on these "
     "labels and the public points. If release.json has the key points, it says how to find the points by name.",
-    "first_answers.json": "Noisy class counts of the method's first stage, which the same reservation paid for.",
+    "first_answers.json": "Noisy class counts of the method's first stage and a noisy share of values outside the "
+    "public range, which the same reservation paid for.",
     "cells.csv": "The question to whose cell each public point belongs, in each round.",
     "scores.safetensors": "The logits of every public point in each round, and the linear model of the last round.",
     "guide.safetensors": "The student of all rounds but the last; the training of the final student starts from it.",
