@@ -80,15 +80,24 @@ class ConcatFeatures(nn.Module):
 
 
 class Fourier(nn.Module):
-    """A layer that appends F random cosines, [B, D] -> [B, D + F] (Rahimi and Recht 2007; ``features.fourier``)."""
+    """A layer that returns columns, their ranks and F random cosines, [B, D] -> [B, 2 D + F] (``features.fourier``).
 
-    def __init__(self, width: int, cosines: int) -> None:
+    The rank of a number is the share of the ``knots`` of its column that it exceeds, less one half.
+    """
+
+    def __init__(self, width: int, cosines: int, knots: int) -> None:
         super().__init__()
         self.frequency_DF = nn.Buffer(torch.zeros(width, cosines))
         self.phase_F = nn.Buffer(torch.zeros(cosines))
+        self.knot_DK = nn.Buffer(torch.zeros(width, knots))
+        self.column_weight_D = nn.Buffer(torch.ones(width))
+        self.rank_weight_D = nn.Buffer(torch.zeros(width))
+        self.cosine_weight = nn.Buffer(torch.tensor(math.sqrt(2)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, math.sqrt(2) * torch.cos(x @ self.frequency_DF + self.phase_F)], 1)
+        rank_BD = (x[:, :, None] > self.knot_DK).float().mean(2) - 0.5
+        cosine_BF = torch.cos(x @ self.frequency_DF + self.phase_F)
+        return torch.cat([self.column_weight_D * x, self.rank_weight_D * rank_BD, self.cosine_weight * cosine_BF], 1)
 
 
 class MeanShift(nn.Module):
@@ -110,6 +119,22 @@ class MeanShift(nn.Module):
         weight_BK = (nearest.values - nearest.values[:, -1:]).clamp(min=1e-9)  # equal distances get equal weights
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
         return (weight_BK[:, :, None] * self.place_PD[nearest.indices]).sum(1)
+
+
+class WhitenAndClip(nn.Module):
+    """A layer that whitens features, appends a 1 and clips to length 1 (``privacy.whitening``).
+
+    It maps [B, D] to [B, E + 1], where E is the number of ``directions``.
+    """
+
+    def __init__(self, width: int, directions: int) -> None:
+        super().__init__()
+        self.center_D, self.radius = nn.Buffer(torch.zeros(width)), nn.Buffer(torch.tensor(1.0))
+        self.axis_DE = nn.Buffer(torch.zeros(width, directions))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        z_BE = F.pad((x_BD - self.center_D) @ self.axis_DE, (0, 1), value=1.0) / self.radius
+        return z_BE / z_BE.norm(dim=1, keepdim=True).clamp(min=1)
 
 
 class _Rules(nn.Module):
@@ -345,24 +370,33 @@ def _build_design(of: Design, input_shape: tuple[int, ...], num_classes: int) ->
 
 
 def probe(
-    input_shape: tuple[int, ...], num_classes: int, *, of: Design = None, points: int = 0, neighbors: int = 0
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    of: Design = None,
+    points: int = 0,
+    neighbors: int = 0,
+    directions: int = 1,
 ) -> nn.Module:
-    """Build a linear map of the features of a network of the design ``of``, scaled to length 1, for students.
+    """Build the linear model of noisy gradients (``privacy.records.LinearModel``), for students.
 
-    If ``neighbors`` > 0, a mean-shift step towards ``points`` public points follows the features (``MeanShift``).
+    Its inputs are the features of a network of the design ``of``, scaled to length 1, whitened along ``directions`` and
+    clipped. If ``neighbors`` > 0, a mean-shift step towards ``points`` public points follows the scaled features
+    (``MeanShift``).
     """
     trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
     with torch.no_grad():
         width = L2Normalize()(trunk(torch.zeros(1, *input_shape))).shape[1]
     if neighbors:
         trunk = nn.Sequential(trunk, L2Normalize(), MeanShift(points, width, neighbors))
-    return nn.Sequential(trunk, L2Normalize(), nn.Linear(width, num_classes))
+    whitening = WhitenAndClip(width, directions)
+    return nn.Sequential(trunk, L2Normalize(), whitening, nn.Linear(directions + 1, num_classes))
 
 
-def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256) -> nn.Module:
-    """Build a linear map of points and of random cosines of the points, for students (``features.fourier``)."""
+def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256, knots: int = 64) -> nn.Module:
+    """Build a linear map of points, their ranks and random cosines, for students (``features.fourier``)."""
     width = math.prod(input_shape)
-    return nn.Sequential(nn.Flatten(), Fourier(width, cosines), nn.Linear(width + cosines, num_classes))
+    return nn.Sequential(nn.Flatten(), Fourier(width, cosines, knots), nn.Linear(2 * width + cosines, num_classes))
 
 
 def axis_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

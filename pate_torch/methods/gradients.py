@@ -24,7 +24,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from pate_torch.core import checks
@@ -54,9 +53,9 @@ _SIGNAL_TO_NOISE_PER_DIM = 8
 With more noise, fewer dimensions improve accuracy. With this constant ratio, the noise of a logit does not depend on
 epsilon, the features or the number of records. The value was chosen on magic, spambase, satimage, package descriptions,
 phrases of SST-2 and PneumoniaMNIST at epsilon 0.1 to 2 (docs/experiments/gradient-settings.md)."""
-_POINTS_PER_DIM = 4
+_POINTS_PER_DIM = 10
 """Smallest number of public points for each feature dimension. With fewer points, whitening enlarges dimensions that
-hardly vary among the records (magic, spambase, satimage with 100 and 300 points)."""
+hardly vary among the records (docs/experiments/better-models.md)."""
 _MIN_DIM = 0.5
 _STEP_SIZE = 2.0
 """Size of a step for whitened points of length 1 (docs/experiments/gradient-settings.md)."""
@@ -85,9 +84,8 @@ class GradientMethod(RecordMethod):
             ``nominal_size`` that the data set declares.
         neighbors: Number of nearest public features whose weighted mean replaces each feature (one mean-shift step,
             ``networks.MeanShift``). This helps if the noise is large. 0 to keep the features.
-        plans_from_counts: Whether ``effective_dim``, the step sizes and ``start_logits`` follow from the noisy class
-            counts, and the model is rescaled (``model_scale``). Needs ``class_counts``.
-        start_logits: Logits of the model before the first step. Empty for equal logits.
+        plans_from_counts: Whether ``effective_dim`` and the step sizes follow from the noisy class counts, and the
+            model is rescaled (``model_scale``). Needs ``class_counts``.
     """
 
     mechanism_type = GradientDescent
@@ -98,7 +96,6 @@ class GradientMethod(RecordMethod):
     size: int | None = None
     neighbors: int = 0
     plans_from_counts: bool = False
-    start_logits: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,19 +130,13 @@ class GradientMethod(RecordMethod):
             self.get_size(facts.spec)
 
     def adapt(self, first_answers: FirstAnswers, facts: DatasetFacts) -> GradientMethod:
-        """Set the size, and with ``plans_from_counts`` the other settings, from the noisy counts.
-
-        The records of rare classes tell more than others. With rare classes, there are therefore fewer dimensions, and
-        the model starts near the class frequencies instead of equal logits (docs/experiments/first-answers.md).
-        """
+        """Set the size, and with ``plans_from_counts`` the other settings, from the noisy counts."""
         declared_size = facts.spec.nominal_size if self.size is None else self.size
         size = min(first_answers.estimate_size(facts.num_units, declared_size), _MAX_RECORDS - 1)
         if not self.plans_from_counts:
             return replace(self, size=size)
-        balance, log_frequency_C = first_answers.estimate_balance(), first_answers.estimate_frequencies().log()
-        mechanism, dim = plan_descent(self.mechanism, size * balance, len(facts.pool))
-        start_C = (1 - balance) * (log_frequency_C - log_frequency_C.mean())
-        return replace(self, size=size, mechanism=mechanism, effective_dim=dim, start_logits=tuple(start_C.tolist()))
+        mechanism, dim = plan_descent(self.mechanism, size, len(facts.pool))
+        return replace(self, size=size, mechanism=mechanism, effective_dim=dim)
 
     def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> ModelForecast:
         size = self.get_size(facts.spec)
@@ -201,19 +192,15 @@ class GradientMethod(RecordMethod):
             progress,
         )
         sensitivity = make_vector_sum_sensitivity(shards.adjacency, z_ND.shape[1] * spec.num_classes)
-        start_DC = torch.zeros(z_ND.shape[1], spec.num_classes, dtype=torch.float64)
-        if self.start_logits:
-            start_DC[-1] = whitening.radius * torch.tensor(self.start_logits)  # the last feature is the constant 1
         return GradientSums(
             z_ND=z_ND,
             y_N=private.y,
-            z_PD=whitening(feature_PD),
+            z_PD=whitening.whiten_and_clip(feature_PD).float(),
             feature_PD=feature_PD,
             num_classes=spec.num_classes,
             sensitivity=make_record_sum_sensitivity(shards, sensitivity),
             scale=whitening.radius / self.get_size(spec),
             whitening=whitening,
-            start_DC=start_DC,
             neighbors=self.neighbors,
         )
 

@@ -57,9 +57,9 @@ def rescale_release(
     generator = make_torch_generator(seed, "model scale")
     sample = torch.randperm(len(public.z_PD), generator=generator)[:_MAX_POINTS]
     public = replace(public, z_PD=public.z_PD[sample], feature_PD=public.feature_PD[sample])
-    logit_PC = _center(score_RPC[0, sample].double() / model.radius)
-    weight, multiple = _fit_multiples(logit_PC, base_C, mechanism, public, model.radius, num_units, generator)
-    shift_C = (weight * model.radius * base_C).float()
+    logit_PC = _center(score_RPC[0, sample].double())
+    weight, multiple = _fit_multiples(logit_PC, base_C, mechanism, public, num_units, generator)
+    shift_C = (weight * base_C).float()
     score_PC = multiple * score_RPC[0] + shift_C
     model = replace(model, weight_DC=multiple * model.weight_DC, bias_C=multiple * model.bias_C + shift_C)
     return replace(release, model=model, score_RPC=score_PC[None], label_Q=score_PC.argmax(1)[release.query_Q])
@@ -70,13 +70,11 @@ def _fit_multiples(
     base_C: Tensor,
     mechanism: GradientDescent,
     public: GradientSums,
-    radius: float,
     num_units: int,
     generator: torch.Generator,
 ) -> tuple[float, float]:
     """Return the multiples of the log class frequencies and of the logits that predict made-up records best."""
-    z_PD = public.z_PD.double() / radius
-    z_PD = quantize(z_PD / z_PD.norm(dim=1, keepdim=True).clamp(min=1)).short()
+    z_PD = quantize(public.z_PD).short()
     size = min(num_units, _MAX_RECORDS)
     # Fewer made-up records than units: the noise and the steps keep their sizes relative to the sum.
     mechanism = replace(mechanism, sigma=mechanism.sigma * size / num_units)
@@ -92,7 +90,7 @@ def _fit_multiples(
             sums = replace(public, z_ND=z_PD[index_N], y_N=y_N, scale=public.scale * num_units / size)
             score_PC = mechanism.release(sums, noise, MechanismContext(num_queries=1)).score_PC
             assert score_PC is not None
-            repeated_logits.append(_center(score_PC.double() / radius))
+            repeated_logits.append(_center(score_PC.double()))
         return probability_PC.repeat(_REPETITIONS, 1), torch.cat(repeated_logits)
 
     target, spreads = _spread(logit_PC, base_C), []

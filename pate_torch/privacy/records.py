@@ -22,6 +22,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, number_copies, parse_unit_ids
+from pate_torch.privacy.whitening import Whitening
 
 NO_ANSWER = -1
 MAX_BATCH_ELEMENTS = 1 << 26
@@ -650,21 +651,20 @@ class NoisyCounts:
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """Releasable. A linear model with logits z W + b for a point whose features z have length 1.
+    """Releasable. A linear model with logits z W + b, where z are whitened and clipped features.
 
     Attributes:
-        weight_DC: Weights W, float32 [D, C].
-        bias_C: Biases b, float32 [C].
+        weight_DC: Weights W, float32 [D, C]. The last row belongs to the constant feature.
+        bias_C: Biases b, float32 [C], which are not multiplied by the constant feature.
+        whitening: Map from features of length 1 to z (``Whitening.whiten_and_clip``).
         neighbors: Number of public neighbors of the mean-shift step that precedes the model (``networks.MeanShift``).
             0 if there is no such step.
-        radius: Length by which features were divided in training. Class probabilities are the softmax of the logits
-            divided by this length.
     """
 
     weight_DC: Tensor
     bias_C: Tensor
+    whitening: Whitening
     neighbors: int = 0
-    radius: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

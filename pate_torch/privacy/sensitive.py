@@ -369,7 +369,7 @@ class GradientSums:
     Attributes:
         z_ND: PRIVATE. Whitened features of length at most 1 in units of 1/GRID_STEPS; integers of any type.
         y_N: PRIVATE. Labels, int64.
-        z_PD: Releasable. Whitened features of the public points.
+        z_PD: Releasable. Whitened features of the public points, clipped to length 1 as those of the records.
         feature_PD: Releasable. Features of the public points before whitening.
         num_classes: Number C of classes.
         sensitivity: Sensitivity of ``compute_gradient_sum`` in units of ``UNIT_NORM`` at clipping norm 1. The
@@ -377,7 +377,6 @@ class GradientSums:
         scale: Change of the weights by one unit (``UNIT_NORM``) of the gradient sum at step size 1.
         whitening: Releasable. Map from features to whitened features. None if the features of new points are unknown.
         neighbors: Number of neighbors of the mean-shift step before whitening. 0 if there is no such step.
-        start_DC: Releasable. Weights before the first step, float64 [D, C]. None for zeros.
         query_Q: Indices of the public points whose labels are requested. None to request all labels.
     """
 
@@ -390,7 +389,6 @@ class GradientSums:
     scale: float
     whitening: Whitening | None = None
     neighbors: int = 0
-    start_DC: Tensor | None = None
     query_Q: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -455,7 +453,9 @@ class GradientSums:
 
     def make_model(self, weight_DC: Tensor) -> LinearModel | None:
         """Releasable. Make the released model for new points. None if the features of new points are unknown."""
-        return None if self.whitening is None else self.whitening.to_linear_model(weight_DC, self.neighbors)
+        if self.whitening is None:
+            return None
+        return LinearModel(weight_DC.float(), torch.zeros(self.num_classes), self.whitening, self.neighbors)
 
     def __repr__(self) -> str:
         return f"GradientSums(adjacency={self.adjacency!r}, content withheld)"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from scipy.optimize import brentq
 from torch import Tensor
-
-from pate_torch.privacy.records import LinearModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,13 +18,13 @@ class Whitening:
 
     Attributes:
         center_D: Mean of the public points, [D].
-        axis_DD: Principal axes of the public points as columns, each divided by the standard deviation along the axis,
-            with a ridge, [D, D].
+        axis_DE: Principal axes of the public points as columns, each divided by the standard deviation along the axis,
+            with a ridge, [D, E].
         radius: Clipping norm of whitened features.
     """
 
     center_D: Tensor
-    axis_DD: Tensor
+    axis_DE: Tensor
     radius: float
 
     @classmethod
@@ -35,30 +34,40 @@ class Whitening:
         Args:
             feature_PD: Features of the public points.
             ridge: Number added to the variance along each axis, in units of the mean variance.
-            effective_dim: Effective dimension that determines the ridge (``solve_ridge``). None to use ``ridge``.
+            effective_dim: Effective dimension that determines the ridge (``solve_ridge``). Axes along which whitened
+                points hardly vary are then left out. None to use ``ridge``, and all axes.
         """
         center_D = feature_PD.mean(0)
         centered_PD = (feature_PD - center_D).double()
-        values_D, axis_DD = torch.linalg.eigh(centered_PD.T @ centered_PD / len(centered_PD))
+        values_D, axis_DE = torch.linalg.eigh(centered_PD.T @ centered_PD / len(centered_PD))
         values_D = values_D.clamp(min=0)
         if effective_dim is not None:
             ridge = solve_ridge(values_D, effective_dim)
-        axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
-        unclipped_map = cls(center_D, axis_DD, math.inf)
+        ridged_D = (values_D + ridge * values_D.mean()).clamp(min=1e-12)
+        axis_DE /= ridged_D.sqrt()
+        if effective_dim is not None:
+            variance_D = values_D / ridged_D
+            axis_DE = axis_DE[:, variance_D >= _MIN_VARIANCE * variance_D.max()]
+        axis_DE = axis_DE.float()
+        unclipped_map = cls(center_D, axis_DE, math.inf)
         return replace(unclipped_map, radius=float(unclipped_map(feature_PD).norm(dim=1).median()))
 
-    def __call__(self, feature_PD: Tensor) -> Tensor:
-        """Whiten features and append a 1 for the intercept, float32 [P, D + 1], without clipping."""
-        return F.pad((feature_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Whitening:
+        """Make the map from a mapping that contains the output of ``to_tensors``."""
+        return cls(tensors["center_D"], tensors["axis_DE"], float(tensors["radius"]))
 
-    def to_linear_model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
-        """Convert a linear model of whitened features and the appended 1 to a linear model of features."""
-        weight_FC = self.axis_DD.double() @ weight_DC[:-1]
-        bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
-        return LinearModel(weight_FC.float(), bias_C.float(), neighbors, self.radius)
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by name, which are the buffers of ``networks.WhitenAndClip``."""
+        radius = torch.tensor(self.radius)
+        return {"center_D": self.center_D, "axis_DE": self.axis_DE.contiguous(), "radius": radius}
+
+    def __call__(self, feature_PD: Tensor) -> Tensor:
+        """Whiten features and append a 1 for the intercept, float32 [P, E + 1], without clipping."""
+        return F.pad((feature_PD - self.center_D) @ self.axis_DE, (0, 1), value=1.0)
 
     def whiten_and_clip(self, feature_PD: Tensor) -> Tensor:
-        """Whiten features, append a 1, clip to ``radius``, and divide by ``radius``; float64 [P, D + 1].
+        """Whiten features, append a 1, clip to ``radius``, and divide by ``radius``; float64 [P, E + 1].
 
         A point whose whitened features are not finite becomes zeros, so that such a record contributes nothing.
         """
@@ -70,6 +79,8 @@ class Whitening:
 
 
 _RIDGE_RANGE = (1e-3, 1e6)
+_MIN_VARIANCE = 0.03
+"""Smallest variance of the whitened public points along an axis, relative to the largest."""
 
 
 def solve_ridge(values_D: Tensor, effective_dim: float) -> float:

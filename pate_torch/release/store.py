@@ -34,6 +34,7 @@ from pate_torch.core.files import (
 from pate_torch.methods.base import FirstAnswers, MethodDescription, ModelRelease
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
+from pate_torch.privacy.whitening import Whitening
 from pate_torch.students import store as student_store
 from pate_torch.students.base import Student
 from pate_torch.teachers.store import TeacherStore
@@ -145,7 +146,7 @@ def write(
         tensors = {"score_RPC": release.score_RPC.contiguous()}
         if (model := release.model) is not None:
             tensors |= {"weight_DC": model.weight_DC.contiguous(), "bias_C": model.bias_C.contiguous()}
-            tensors |= {"neighbors": torch.tensor([model.neighbors]), "radius": torch.tensor([model.radius])}
+            tensors |= {"neighbors": torch.tensor([model.neighbors]), **model.whitening.to_tensors()}
         answers["scores_sha256"] = safetensors.torch.save(tensors)
     for key, content in answers.items():
         record[key] = hashlib.sha256(content).hexdigest()
@@ -270,8 +271,8 @@ def _parse_release(folder: Path, record: dict[str, Any], spec: DataSpec) -> Rele
     if "scores_sha256" in record:
         tensors = safetensors.torch.load((folder / "scores.safetensors").read_bytes())
         if "weight_DC" in tensors:
-            neighbors, radius = int(tensors["neighbors"]), float(tensors["radius"])
-            model = LinearModel(tensors["weight_DC"], tensors["bias_C"], neighbors, radius)
+            whitening = Whitening.from_tensors(tensors)
+            model = LinearModel(tensors["weight_DC"], tensors["bias_C"], whitening, int(tensors["neighbors"]))
     return Release(
         run_folders.check_hex_id("labels", record["release_id"]),
         query_Q,

@@ -14,7 +14,6 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import append_mean_shift
-from pate_torch.privacy.records import LinearModel
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.labels import (
     compute_rms,
@@ -159,22 +158,24 @@ def make_linear_student(
             raise checks.error("features", recipe.name, "has no design, so the student cannot be saved", fix)
         trunk, design = recipe.learn(task.pool_x, spec, seed=seed, device=device), recipe.design
     trunk = append_mean_shift(trunk.to(device), task.pool_x, spec, model.neighbors)
-    shift_options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
-    description = networks.describe("probe", spec.input_shape, spec.num_classes, of=design, **shift_options)
+    options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
+    options["directions"] = len(model.weight_DC) - 1
+    description = networks.describe("probe", spec.input_shape, spec.num_classes, of=design, **options)
     module = networks.rebuild(description)
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
-    state |= {"2.weight": (model.weight_DC.T / model.radius).contiguous(), "2.bias": model.bias_C / model.radius}
-    if module.get_submodule("2").weight.shape != state["2.weight"].shape:
+    state |= {f"2.{name}": value for name, value in model.whitening.to_tensors().items()}
+    state |= {"3.weight": model.weight_DC.T.contiguous(), "3.bias": model.bias_C}
+    if module.get_submodule("2").axis_DE.shape != model.whitening.axis_DE.shape:
         raise _make_feature_error("the number of features differs")
     module.load_state_dict(state)
     student = Student(description, module.to(device).eval(), spec)
-    deviation = _compute_logit_deviation(student, task, model)
+    deviation = _compute_logit_deviation(student, task)
     if not deviation < _MAX_LOGIT_DEVIATION:
         raise _make_feature_error(f"logits differ from the released logits by {deviation:.2g} standard deviations")
     return student
 
 
-def _compute_logit_deviation(student: Student, task: StudentTask, model: LinearModel) -> float:
+def _compute_logit_deviation(student: Student, task: StudentTask) -> float:
     """Compute the largest deviation of the student's logits from the released logits, over their standard deviation."""
     assert task.posterior_QC is not None, "a model is released together with its logits"
     released_QC = task.posterior_QC.cpu().double()
@@ -182,8 +183,7 @@ def _compute_logit_deviation(student: Student, task: StudentTask, model: LinearM
     if not bool(comparable_Q.any()):
         return 0.0
     released_QC = released_QC[comparable_Q].log()
-    logit_QC = student.compute_logits(task.pool_x[task.query_Q[comparable_Q].cpu()]).cpu().double()
-    logit_QC = (model.radius * logit_QC).log_softmax(1)
+    logit_QC = student.compute_logits(task.pool_x[task.query_Q[comparable_Q].cpu()]).cpu().double().log_softmax(1)
     return float((logit_QC - released_QC).abs().max() / released_QC.std().clamp(min=1))
 
 

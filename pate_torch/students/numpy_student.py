@@ -17,6 +17,7 @@ from pate_torch.core import checks
 FORMAT = "pate_torch.student/1"
 METADATA_KEY = "pate_torch"
 STUDENT_FILE = "student.safetensors"
+_FOURIER = ("frequency_DF", "phase_F", "knot_DK", "column_weight_D", "rank_weight_D", "cosine_weight")
 
 
 def find_student_file(location: Path | str) -> Path:
@@ -58,15 +59,16 @@ class NumpyStudent:
         spec: Public facts about the data, as ``DataSpec.to_dict`` returns them.
         weight_CD: Weights.
         bias_C: Biases.
-        cosines: Frequencies [D, F] and phases [F] (``networks.Fourier``). None without cosines.
-        has_unit_length: Whether features are divided by their length.
+        fourier: Tensors of ``networks.Fourier`` by name. None if the features are the points themselves.
+        whitening: Center [D], axes [D, E] and radius of features that are scaled to length 1, whitened and clipped
+            (``networks.WhitenAndClip``). None if the features are the inputs of the linear model.
     """
 
     spec: dict[str, Any]
     weight_CD: np.ndarray
     bias_C: np.ndarray
-    cosines: tuple[np.ndarray, np.ndarray] | None
-    has_unit_length: bool
+    fourier: dict[str, np.ndarray] | None
+    whitening: tuple[np.ndarray, np.ndarray, np.ndarray] | None
 
     @classmethod
     def load(cls, path: Path | str) -> NumpyStudent | None:
@@ -79,12 +81,14 @@ class NumpyStudent:
             has_encoder = (spec.get("encoder") or {}).get("points") is not None
             if has_encoder or options.get("neighbors") or name not in ("logistic", "fourier"):
                 return None
-            trunk, head = "0.1." if is_probe else "1.", "2." if is_probe or name == "fourier" else "1."
-            cosines = None
-            if name == "fourier":
-                cosines = tensors.pop(f"{trunk}frequency_DF"), tensors.pop(f"{trunk}phase_F")
-            student = cls(spec, tensors.pop(f"{head}weight"), tensors.pop(f"{head}bias"), cosines, is_probe)
-            if tensors or math.prod(spec["input_shape"]) > student.weight_CD.shape[1]:
+            trunk, head = ("0.1.", "3.") if is_probe else ("1.", "2." if name == "fourier" else "1.")
+            fourier = {key: tensors.pop(f"{trunk}{key}") for key in _FOURIER} if name == "fourier" else None
+            whitening = None
+            if is_probe:
+                whitening = tensors.pop("2.center_D"), tensors.pop("2.axis_DE"), tensors.pop("2.radius")
+            student = cls(spec, tensors.pop(f"{head}weight"), tensors.pop(f"{head}bias"), fourier, whitening)
+            num_features = student.weight_CD.shape[1] if whitening is None else len(whitening[0])
+            if tensors or math.prod(spec["input_shape"]) > num_features:
                 raise ValueError("its tensors have other names or shapes")
             probabilities = student.compute_probabilities(np.zeros((1, *spec["input_shape"]), np.float32))
             if probabilities.shape != (1, len(parse_classes(spec))):
@@ -100,11 +104,16 @@ class NumpyStudent:
         mean, std, low, high = (value.reshape(-1, *[1] * (x.ndim - 2)) for value in constants.values())
         z = ((z.clip(low, high) if self.spec.get("low") else z) - mean) / std
         z_ND = z.reshape(len(z), -1).astype(np.float64)  # because weights may be large
-        if self.cosines is not None:
-            frequency_DF, phase_F = self.cosines
-            z_ND = np.concatenate([z_ND, math.sqrt(2) * np.cos(z_ND @ frequency_DF + phase_F)], 1)
-        if self.has_unit_length:
+        if self.fourier is not None:
+            frequency_DF, phase_F, knot_DK, *weights = self.fourier.values()
+            rank_ND = (z_ND[:, :, None] > knot_DK).mean(2) - 0.5
+            blocks = z_ND, rank_ND, np.cos(z_ND @ frequency_DF + phase_F)
+            z_ND = np.concatenate([weight * block for weight, block in zip(weights, blocks, strict=True)], 1)
+        if self.whitening is not None:
+            center_D, axis_DE, radius = self.whitening
             z_ND = z_ND / np.linalg.norm(z_ND, axis=1, keepdims=True).clip(1e-12)
+            z_ND = np.pad((z_ND - center_D) @ axis_DE, ((0, 0), (0, 1)), constant_values=1.0) / radius
+            z_ND = z_ND / np.linalg.norm(z_ND, axis=1, keepdims=True).clip(1)
         logit_NC = z_ND @ self.weight_CD.T + self.bias_C
         odds_NC = np.exp(logit_NC - logit_NC.max(1, keepdims=True))
         return odds_NC / odds_NC.sum(1, keepdims=True)

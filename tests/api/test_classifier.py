@@ -435,7 +435,7 @@ def test_features_that_were_made_before_are_taken_as_they_are(make):
 
 
 def test_probabilities_are_those_that_the_records_were_fitted_at(make):
-    """Features are divided by their clipping norm before they are fitted; undivided they would be far too sure."""
+    """Features are clipped to length 1 before they are fitted, and before they predict; undivided they are too sure."""
     rng = np.random.default_rng(5)
     y = rng.integers(0, 2, 4000)
     x = rng.normal(size=(4000, 6)) + np.outer(y, [1.0, 0.6, 0, 0, 0, 0])
@@ -443,7 +443,7 @@ def test_probabilities_are_those_that_the_records_were_fitted_at(make):
     scores = load_file(clf.release_ / "scores.safetensors")
     radius = float(scores["radius"])
     logits = clf.student_.compute_logits(torch.from_numpy(x[3000:3400]).float())
-    assert radius > 3 and torch.allclose(logits * radius, scores["score_RPC"][-1], rtol=1e-3, atol=1e-3)
+    assert radius > 3 and torch.allclose(logits, scores["score_RPC"][-1], rtol=1e-3, atol=1e-3)
     divided = clf.predict_proba(x[3400:]).astype(float)
     divided /= divided.sum(1, keepdims=True)
     undivided = divided**radius / (divided**radius).sum(1, keepdims=True)

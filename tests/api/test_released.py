@@ -36,7 +36,7 @@ from tests.api.classifiers import draw_table, make_classifier
 from tests.students.tasks import FRAME, ROWS, TABLE, make_student
 from tests.worlds import IMAGES, clouds
 
-PROBE = {"of": {"name": "fourier", "options": {"cosines": 20}}}
+PROBE = {"of": {"name": "fourier", "options": {"cosines": 20, "knots": 6}}, "directions": 7}
 FILLED = dataclasses.replace(TABLE, schema=TableSchema((Column("age", None, 33.0), Column("ward", ("A", "B")))))
 QUERY, TRUTH = draw_table(300, 2)
 
@@ -71,7 +71,7 @@ def owner(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("logistic", {}), ("fourier", {"cosines": 20}), ("probe", {}), ("probe", PROBE)],
+    [("logistic", {}), ("fourier", {"cosines": 20}), ("probe", {"directions": 5}), ("probe", PROBE)],
     ids=["logistic", "fourier", "scaled", "scaled cosines"],
 )
 @pytest.mark.parametrize("spec", [ROWS, TABLE, IMAGES], ids=["rows", "table", "images"])

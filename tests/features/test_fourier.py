@@ -17,6 +17,7 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.training import Supervised
 
 RECIPE = FourierFeatures(cosines=64)
+PLAIN = DataSpec(name="plain", num_classes=2, input_shape=(3,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
 SPEC = DataSpec(
     name="rows", num_classes=2, input_shape=(3,), class_names=("a", "b"), mean=(1.0, 0.0, 0.0), std=(2.0, 1.0, 1.0)
 )
@@ -26,7 +27,8 @@ def test_inner_products_of_the_cosines_approach_the_gaussian_kernel():
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
     z = SPEC.normalize(x)
     encoder = FourierFeatures(cosines=20_000, width=0.7).learn(x, SPEC, seed=1)
-    cosine_PF = encoder(z)[:, 3:]
+    cosine_PF = encoder(z)[:, 6:]
+    cosine_PF *= math.sqrt(2) / float(encoder[1].cosine_weight)
     distance = torch.cdist(z.double(), z.double())
     scale = 0.7 * distance[distance > 0].median()
     kernel = torch.exp(-(distance**2) / (2 * scale**2))
@@ -40,15 +42,33 @@ def test_the_points_stand_first_and_the_seed_says_all():
     x = torch.randn(60, 3)
     recipe = FourierFeatures(cosines=5)
     one, again, other = (recipe.learn(x, SPEC, seed=seed)(x) for seed in (0, 0, 1))
-    assert one.shape == (60, 8) and torch.equal(one[:, :3], x)
-    assert torch.equal(one, again) and not torch.equal(one[:, 3:], other[:, 3:])
+    assert one.shape == (60, 11) and torch.allclose(one[:, :3], math.sqrt(0.5) * x)
+    assert torch.equal(one, again) and torch.equal(one[:, :6], other[:, :6]) and not torch.equal(one, other)
+
+
+def test_ranks_are_shares_of_the_public_points_below_and_half_of_the_equal_ones():
+    draw = torch.Generator().manual_seed(2)
+    levels = torch.randint(5, (2000, 1), generator=draw).float()
+    x = torch.cat([torch.randn(2000, 1, generator=draw).exp() ** 3, levels, (levels > 2).float()], 1)
+    query = torch.tensor([[-1.0, -1.0, 0.0], [0.5, 2.0, 1.0], [1e6, 4.0, 1.0]])
+    encoder = FourierFeatures(cosines=4, quantiles=200).learn(x, PLAIN, seed=0)
+    share = ((x < query[:, None]).float() + (x <= query[:, None]).float()).mean(1) / 2
+    assert torch.allclose(encoder(query)[:, 3:5], math.sqrt(6) * (share[:, :2] - 0.5), atol=0.02 * math.sqrt(6))
+    assert torch.equal(encoder(query)[:, 5], torch.zeros(3))  # two values have the same order as their ranks
+    assert torch.equal(encoder(query)[:, 2], query[:, 2])
+
+
+def test_cosines_have_a_quarter_of_the_variance_of_the_columns_and_ranks():
+    x = torch.randn(4000, 3, generator=torch.Generator().manual_seed(1)) * torch.tensor([1.0, 5.0, 0.2])
+    variance = FourierFeatures(cosines=50).learn(x, PLAIN, seed=0)(x).var(0)
+    assert float(variance[6:].sum() / variance[:6].sum()) == pytest.approx(0.25, rel=1e-3)
 
 
 def test_equal_points_have_a_kernel_too():
     assert FourierFeatures(cosines=2).learn(torch.ones(4, 3), SPEC, seed=0)(torch.ones(1, 3)).isfinite().all()
 
 
-@pytest.mark.parametrize("key,value", [("cosines", 0), ("width", 0.0)])
+@pytest.mark.parametrize("key,value", [("cosines", 0), ("width", 0.0), ("cosine_variance", 0.0), ("quantiles", 0)])
 def test_bad_options(key, value):
     with pytest.raises(ValueError, match=f"features.{key}"):
         FourierFeatures(**{key: value})

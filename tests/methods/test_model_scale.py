@@ -34,7 +34,7 @@ def release_model(num_records, sigma, signal, seed, shares=(0.6, 0.3, 0.1)):
     mechanism = GradientDescent(sigma=sigma, adjacency="add_remove", steps=8, clip_norm=0.5)
     mechanism, dim = plan_descent(mechanism, num_records, NUM_PUBLIC)
     whitening = Whitening.from_features(public, 0.1, dim)
-    z_PD = whitening(public)
+    z_PD = whitening.whiten_and_clip(public).float()
     sums = GradientSums(
         z_ND=quantize(whitening.whiten_and_clip(x)).short(),
         y_N=y,
@@ -53,9 +53,12 @@ def release_model(num_records, sigma, signal, seed, shares=(0.6, 0.3, 0.1)):
     return release, rescale_release(release, frequency_C=frequency_C, **options), frequency_C, test, truth
 
 
+def compute_logits(model, x):
+    return model.whitening.whiten_and_clip(x) @ model.weight_DC.double() + model.bias_C
+
+
 def compute_loss(model, x, truth):
-    logits = (x @ model.weight_DC + model.bias_C) / model.radius
-    return float(F.cross_entropy(logits.double(), truth))
+    return float(F.cross_entropy(compute_logits(model, x), truth))
 
 
 @pytest.mark.parametrize("num_records,sigma,signal", [(1500, 10.0, 0.0), (1500, 10.0, 0.4), (400, 12.0, 0.7)])
@@ -76,7 +79,7 @@ def test_a_clear_model_becomes_surer_and_keeps_its_labels():
         old, new, _, test, truth = release_model(5000, 5.0, 4.0, seed, shares=(0.34, 0.33, 0.33))
         before.append(compute_loss(old.model, test, truth))
         after.append(compute_loss(new.model, test, truth))
-        logits = (test @ new.model.weight_DC + new.model.bias_C) / new.model.radius
+        logits = compute_logits(new.model, test)
         sure.append(float(logits.softmax(1).max(1).values.mean() - (logits.argmax(1) == truth).double().mean()))
         assert (old.label_Q == new.label_Q).double().mean() > 0.97
     assert np.mean(after) < np.mean(before) and abs(np.mean(sure)) < 0.06

@@ -48,8 +48,8 @@ def test_a_suggestion_is_what_the_estimator_would_have_chosen(records, public):
 def test_few_public_points_allow_few_directions_and_shorter_steps():
     price = {**PRICE, "num_records": 12_000}
     many, few = calibrate_gradients(**price, num_public=5000), calibrate_gradients(**price, num_public=80)
-    assert few.effective_dim == 20 < many.effective_dim == calibrate_gradients(**price).effective_dim
-    assert few.mechanism.step_size == pytest.approx(2 * 21**0.5) and few.mechanism.sigma == many.mechanism.sigma
+    assert few.effective_dim == 8 < many.effective_dim == calibrate_gradients(**price).effective_dim
+    assert few.mechanism.step_size == pytest.approx(2 * 9**0.5) and few.mechanism.sigma == many.mechanism.sigma
 
 
 @pytest.mark.slow(reason="trains teachers, then by gradients as it was told to")

@@ -10,6 +10,7 @@ from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.neighbors import build_neighbor_graph
 from pate_torch.networks import make_feature_extractor
 from pate_torch.privacy.records import LinearModel
+from pate_torch.privacy.whitening import Whitening
 from pate_torch.students import semi_supervised
 from pate_torch.students.base import StudentTask
 from pate_torch.students.self_training import SelfTraining
@@ -100,7 +101,8 @@ def test_a_model_that_was_not_released_is_not_published():
         (student, task, 3, "other features"),
         (dataclasses.replace(student, features=features), other, width, "other features.*released"),
     ):
-        model = None if size is None else LinearModel(torch.zeros(size, 3), torch.zeros(3))
+        whitening = Whitening(torch.zeros(size or 1), torch.eye(size or 1), 1.0)
+        model = None if size is None else LinearModel(torch.zeros(size + 1, 3), torch.zeros(3), whitening)
         with pytest.raises(ValueError, match=rf"student\.publish='released_model'.*{message}"):
             one.fit(dataclasses.replace(task_of_one, model=model), seed=0, device=CPU)
     with pytest.raises(ValueError, match=r"student\.publish='teacher'"):
