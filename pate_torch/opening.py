@@ -205,7 +205,8 @@ class OpenRun:
                 fingerprint = config.method.compute_fingerprint(store, records)
             else:
                 fingerprint = store.compute_content_fingerprint(records)
-            self.budget = _open_account(config, self.ledger, self.splits.data, planned_events, fingerprint)
+            data = replace(self.splits.data, private=records)
+            self.budget = _open_account(config, self.ledger, data, planned_events, fingerprint)
             if not self.reservation_ids:
                 self.budget.check_events(planned_events)
         if self.has_private_folder:
@@ -416,6 +417,7 @@ def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: P
         return None
     choices = {
         "method": repr(config.method),
+        "private_test": repr(config.private_test),
         "partition": repr(config.partition),
         "seed": config.seed,
         "pool": compute_tensor_digest(facts.pool.x),

@@ -3,6 +3,7 @@
     <root>/teachers/<id>/       ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
     <root>/teachers/accounts/   <account>.json (newest ledger entry)  <account>.safetensors (hashes of its records)
     <root>/teachers/aliases/    <id that a release shows>.json
+    <root>/teachers/held_out/   <account>.json (share and key of the units that are held out for tests)
 
 Ids are random. Hashes of private content are keyed with a secret, and neither the hashes nor the secret leave the
 store, because whoever can compute such a hash can distinguish neighboring data sets.
@@ -33,6 +34,7 @@ from pate_torch.core.files import atomic_replacement, create_private_folder, get
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import hold_out, select
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import distributed
@@ -406,6 +408,37 @@ class TeacherStore:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
+
+    def fix_test_share(self, account: str, share: float, *, is_charged: bool) -> None:
+        """Draw the key that holds out this share of the account's units from every release, once and for all.
+
+        Raises:
+            ValueError: Another share is fixed, or the account was charged for releases that trained on all units.
+        """
+        path = create_private_folder(self._test_folder) / f"{account}.json"
+        with self.lock():
+            if not path.exists() and is_charged:
+                problem = "needs a new account, because an earlier release of this one trained on all units"
+                raise checks.error("test_share", share, problem)
+            if not path.exists():
+                _write_json(path, {"key": secrets.randbits(63), "share": share})
+            if (fixed_share := json.loads(path.read_text())["share"]) != share:
+                raise checks.error("test_share", share, f"must be {fixed_share}, which is fixed for this account")
+
+    def hold_out_units(
+        self, account: str, private: PrivateRecords, adjacency: str
+    ) -> tuple[PrivateRecords, PrivateRecords]:
+        """PRIVATE. Return (records that may be trained on, records of the units that are held out for tests)."""
+        if not (path := self._test_folder / f"{account}.json").exists():
+            return private, select(private, np.arange(0))
+        if not len(private):
+            raise checks.error("account", account, "holds out units for tests, so votes from elsewhere cannot be used")
+        rule = json.loads(path.read_text())
+        return hold_out(private, rule["share"], adjacency, rule["key"], "private test")
+
+    @property
+    def _test_folder(self) -> Path:
+        return self.folder / "held_out"
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Store the hash of the newest ledger entry. The teachers cannot be used with a ledger that lacks it."""
