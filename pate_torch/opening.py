@@ -453,7 +453,10 @@ def _resume_call(
         if labels.id not in committed_ids:
             return config, None
         written = WrittenRelease(release=labels, record=record, guide=guide)
-    message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more."
+    exception = "" if config.private_test is None else ", but for its test on held-out units"
+    message = (
+        f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more{exception}."
+    )
     stages.print_message(message)
     return replace(config, folder=folder), written
 

@@ -265,8 +265,8 @@ class PATE:
             provenance=dict(self.provenance or {}),
         )
         self._data = data = drop_unusable(data, self.partition.adjacency)
-        training, _ = TeacherStore(self.home).hold_out_units(self.name, data.private, self.partition.adjacency)
-        data, self._num_training = replace(data, private=training), len(training)
+        self._test_rule = (store := TeacherStore(self.home)).find_test_rule(self.name)
+        data = replace(data, private=store.hold_out_units(self.name, data.private, self.partition.adjacency)[0])
         self._stored_teachers = self._panel = self._written = self._student = None
         if isinstance(self.teacher, PrivateMethod):
             return self
@@ -332,8 +332,6 @@ class PATE:
         with annotate_disk_error(self.home, self.name), ReleaseSession.open(config, self._clock, advise) as session:
             if session.forecast is not None:
                 warnings.warn(session.forecast, feasibility.LowSignalWarning, stacklevel=3)
-            if len(session.splits.data.private) != self._num_training:  # another process has begun to hold out units
-                raise ValueError("teachers: were trained on held-out units. Call fit_teachers(x, y) again.")
             session.stages.print_message(f"Charging account {self.name!r} in {session.ledger.path.absolute()}.")
             written = session.run()
         self._session, self._written, self._student = session, written, None
@@ -622,6 +620,8 @@ class PATE:
         has_teachers = isinstance(self.teacher, PrivateMethod) or self._stored_teachers or self._panel
         if self._data is None or not has_teachers:
             raise ValueError("teachers: no teachers have been trained. Call fit_teachers(x, y) first.")
+        if TeacherStore(self.home).find_test_rule(self.name) != self._test_rule:
+            raise ValueError("teachers: were trained on units that are now held out. Call fit_teachers(x, y) again.")
         return self._data
 
     def _require_labels(self) -> tuple[ReleaseSession, WrittenRelease]:

@@ -90,6 +90,17 @@ class NoisyConfusion:
         return float(brentq(compute_excess, _MIN_MULTIPLE, _MAX_MULTIPLE))
 
 
+def count_predictions(student: Student, records: PrivateRecords, adjacency: str, progress: Progress) -> CellHistogram:
+    """PRIVATE. Count records by [predicted class, true class]. Predictions do not depend on other records."""
+
+    def predict(batches: Iterator[Tensor]) -> Tensor:
+        return torch.stack([student.compute_logits(x_B).argmax(1).cpu() for x_B in batches])
+
+    cell_N, num_classes = map_batch_invariant(predict, records.x, progress), student.spec.num_classes
+    counts_F = torch.bincount(cell_N * num_classes + records.y, minlength=num_classes**2)
+    return CellHistogram(counts_F.view(num_classes, -1), COUNT_SENSITIVITY[adjacency], cell_P=torch.arange(0))
+
+
 def release_confusion(
     student: Student, file: Path, records: PrivateRecords, mechanism: Histogram, budget: Budget, progress: Progress
 ) -> NoisyConfusion:
@@ -121,15 +132,7 @@ def release_confusion(
     if budget.first_charge_only and any(charge.run == budget.run for charge in tests.values()):
         account = budget.ledger.get_account(budget.account)
         raise account_charged_error(account, account.filter.to_epsilon(account.filter.compute_cost(events)))
-
-    def predict(batches: Iterator[Tensor]) -> Tensor:
-        return torch.stack([student.compute_logits(x_B).argmax(1).cpu() for x_B in batches])
-
-    prediction_N, num_classes = map_batch_invariant(predict, records.x, progress), student.spec.num_classes
-    counts_CC = torch.bincount(prediction_N * num_classes + records.y, minlength=num_classes**2)
-    counts_CC = counts_CC.view(num_classes, num_classes)
-    table = CellHistogram(counts_CC, COUNT_SENSITIVITY[budget.adjacency], cell_P=torch.arange(0))
-    number = len(tests) + 1
+    table, number = count_predictions(student, records, budget.adjacency, progress), len(tests) + 1
     purpose = PURPOSE_TEST if number == 1 else f"{PURPOSE_TEST} (number {number} of this account)"
     budget = replace(budget, first_charge_only=False)  # the release of the student is the first charge
     with budget.spend(events, mechanism="private_test", purpose=purpose) as spending:

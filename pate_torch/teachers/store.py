@@ -415,30 +415,32 @@ class TeacherStore:
         Raises:
             ValueError: Another share is fixed, or the account was charged for releases that trained on all units.
         """
-        path = create_private_folder(self._test_folder) / f"{account}.json"
+        path = create_private_folder(self.folder / "held_out") / f"{account}.json"
         with self.lock():
-            if not path.exists() and is_charged:
+            rule = self.find_test_rule(account)
+            if rule is None and is_charged:
                 problem = "needs a new account, because an earlier release of this one trained on all units"
                 raise checks.error("test_share", share, problem)
-            if not path.exists():
-                _write_json(path, {"key": secrets.randbits(63), "share": share})
-            if (fixed_share := json.loads(path.read_text())["share"]) != share:
-                raise checks.error("test_share", share, f"must be {fixed_share}, which is fixed for this account")
+            if rule is None:
+                rule = {"key": secrets.randbits(63), "share": share}
+                _write_json(path, rule)
+        if rule["share"] != share:
+            raise checks.error("test_share", share, f"must be {rule['share']}, which is fixed for this account")
+
+    def find_test_rule(self, account: str) -> dict[str, Any] | None:
+        """PRIVATE. Read the share and the key of ``fix_test_share``. None if the account holds out no units."""
+        path = self.folder / "held_out" / f"{account}.json"
+        return dict(json.loads(path.read_text())) if path.exists() else None
 
     def hold_out_units(
         self, account: str, private: PrivateRecords, adjacency: str
     ) -> tuple[PrivateRecords, PrivateRecords]:
         """PRIVATE. Return (records that may be trained on, records of the units that are held out for tests)."""
-        if not (path := self._test_folder / f"{account}.json").exists():
+        if (rule := self.find_test_rule(account)) is None:
             return private, select(private, np.arange(0))
         if not len(private):
             raise checks.error("account", account, "holds out units for tests, so votes from elsewhere cannot be used")
-        rule = json.loads(path.read_text())
         return hold_out(private, rule["share"], adjacency, rule["key"], "private test")
-
-    @property
-    def _test_folder(self) -> Path:
-        return self.folder / "held_out"
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Store the hash of the newest ledger entry. The teachers cannot be used with a ledger that lacks it."""
