@@ -241,7 +241,7 @@ class DataSplits:
     Attributes:
         data: Data without the private records that are held out.
         all_private: All private records, whose account is charged.
-        test: Records of the units that the account holds out from every release, for tests. None if not known.
+        test: One record of each unit that the account holds out of every release, for tests. None if not known.
         validation: Records held out for choosing a student. None without ``config.selection``.
         membership_holdout: Records held out for the owner's membership attack. None if no records are held out.
     """

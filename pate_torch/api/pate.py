@@ -54,7 +54,6 @@ from pate_torch.privacy.partition import (
     Partition,
     assign_shards,
     drop_unusable,
-    select_one_per_unit,
 )
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
@@ -386,8 +385,6 @@ class PATE:
         session, _ = self._require_labels()
         config, private = session.config, session.splits.test
         assert self._student and session.budget and config.private_test and private is not None
-        hash_N = TeacherStore(self.home).hash_records(private).hash_N
-        private = select_one_per_unit(private, session.facts.adjacency, hash_N)
         student, file = self._student[1], session.release_dir / MODEL_FILE_NAME
         with (
             run_folders.hold(config.folder),

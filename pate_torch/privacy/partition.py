@@ -251,7 +251,7 @@ def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
 
 
 def select_one_per_unit(private: PrivateRecords, adjacency: str, hash_N: np.ndarray | None = None) -> PrivateRecords:
-    """PRIVATE. Select the first record of each unit, or with ``hash_N`` the one of the smallest hash of its content.
+    """PRIVATE. Select the first record of each unit, or with ``hash_N`` the one with the smallest hash.
 
     Under replace_one this selects every record.
     """

@@ -34,9 +34,10 @@ from pate_torch.core.files import atomic_replacement, create_private_folder, get
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import hold_out, select
+from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.privacy.unit_ids import compute_keyed_hash, make_content_ids
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import Trunk
@@ -435,12 +436,19 @@ class TeacherStore:
     def hold_out_units(
         self, account: str, private: PrivateRecords, adjacency: str
     ) -> tuple[PrivateRecords, PrivateRecords]:
-        """PRIVATE. Return (records that may be trained on, records of the units that are held out for tests)."""
+        """PRIVATE. Return (records that may be trained on, one record of each unit that is held out for tests).
+
+        A keyed hash of the content chooses the record among those of its unit.
+        """
         if (rule := self.find_test_rule(account)) is None:
             return private, select(private, np.arange(0))
         if not len(private):
             raise checks.error("account", account, "holds out units for tests, so votes from elsewhere cannot be used")
-        return hold_out(private, rule["share"], adjacency, rule["key"], "private test")
+        training, test = hold_out(private, rule["share"], adjacency, rule["key"], "private test")
+        contents = zip(test.x.numpy(), test.y.tolist(), strict=True)
+        names = make_content_ids((x.tobytes(), str(y).encode()) for x, y in contents)
+        hash_N = compute_keyed_hash(names.tolist(), rule["key"], "private test", "record")[:, 0]
+        return training, select_one_per_unit(test, adjacency, hash_N)
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Store the hash of the newest ledger entry. The teachers cannot be used with a ledger that lacks it."""
