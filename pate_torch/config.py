@@ -177,7 +177,7 @@ class RunConfig:
         return replace(self, method=method)
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        """Return all events that this run may charge: the release, and those of ``extra_privacy_events``."""
+        """Return all events that this run may charge: the release, and the events of ``extra_privacy_events``."""
         release_events = () if self.labels is not None else self.method.privacy_events(facts)
         return release_events + self.extra_privacy_events(facts.spec.num_classes)
 

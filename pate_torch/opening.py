@@ -453,10 +453,8 @@ def _resume_call(
         if labels.id not in committed_ids:
             return config, None
         written = WrittenRelease(release=labels, record=record, guide=guide)
-    exception = "" if config.private_test is None else ", but for its test on held-out units"
-    message = (
-        f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more{exception}."
-    )
+    message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more"
+    message += "." if config.private_test is None else ", but for its test on held-out units."
     stages.print_message(message)
     return replace(config, folder=folder), written
 

@@ -215,7 +215,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
             self._choose_method(facts)
-            weight_C = parse_class_weight(self.class_weight, self.classes_.tolist())
+            self._weight_C = parse_class_weight(self.class_weight, self.classes_.tolist())
             unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
             pate = self._make_pate(facts, unit)
             spec = pate.make_spec(pool, pool)
@@ -227,8 +227,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 self.class_counts_: np.ndarray | None = None
                 self.student_, self.release_, self._report = _fit_dpsgd(pate, pool, facts)
             else:
-                self.student_ = self._release_and_fit(pate, pool, spec, facts, weight_C)
-                self.release_ = pate.folder
+                self.student_, self.release_ = self._release_and_fit(pate, pool, spec, facts), pate.folder
             self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
             self._announce_charge(lambda _, charge: charge.run == self.release_.parent.name)
         return self
@@ -521,9 +520,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     # ---- training -----------------------------------------------------------------------------------------------
 
-    def _release_and_fit(
-        self, pate: PATE, pool: Tensor, spec: DataSpec, facts: autoconfig.PublicFacts, weight_C: Tensor | None
-    ) -> Any:
+    def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec, facts: autoconfig.PublicFacts) -> Any:
         """Release labels of the public points, train the student, weight its classes and test it."""
         method, student = self.method_, self.student
         options: dict[str, Any] = {"strategy": method.query, "features": method.features, "finish": False}
@@ -555,10 +552,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
                 student = Student({"name": "own"}, module, spec)
         if self.class_weight is not None:
-            if weight_C is None:
-                assert first_answers is not None
-                weight_C = 1 / (len(self.classes_) * first_answers.estimate_frequencies())
-            student = pate.adjust_student(1.0, weight_C.log())
+            assert first_answers is not None
+            balanced_C = 1 / (len(self.classes_) * first_answers.estimate_frequencies())
+            student = pate.adjust_student(1.0, (balanced_C if self._weight_C is None else self._weight_C).log())
         if self.test_share:
             confusion, student = pate.test_student()
             self.confusion_matrix_ = confusion.counts_CC.T.numpy()

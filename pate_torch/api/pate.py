@@ -393,9 +393,8 @@ class PATE:
             budget, progress = replace(session.budget, ledger=test_session.ledger), test_session.stages("Testing")
             confusion = release_confusion(student, file, private, config.private_test, budget, progress)
             session.reservation_ids.append(confusion.id)
-        logit_PC = student.compute_logits(session.facts.pool.x).cpu()
-        multiple = confusion.compute_logit_multiple(logit_PC)
-        return confusion, self.adjust_student(multiple, torch.zeros(logit_PC.shape[1]))
+        multiple = confusion.compute_logit_multiple(student.compute_logits(session.facts.pool.x).cpu())
+        return confusion, self.adjust_student(multiple, torch.zeros(session.facts.spec.num_classes))
 
     @reworded_errors(PATE_WORDS)
     def report(
