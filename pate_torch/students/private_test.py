@@ -55,7 +55,7 @@ class NoisyConfusion:
     @property
     def accuracy(self) -> float:
         """Noisy accuracy, in [0, 1]."""
-        return min(1.0, max(0.0, float(self.counts_CC.trace() / self.counts_CC.sum().clamp(min=1))))
+        return min(1.0, max(0.0, int(self.counts_CC.trace()) / max(1, int(self.counts_CC.sum()))))
 
     @property
     def accuracy_std(self) -> float:
@@ -73,8 +73,8 @@ class NoisyConfusion:
         """Compute the multiple of the logits at which the mean confidence on public points is the noisy accuracy.
 
         The confidence stays a standard deviation of the accuracy below 1. The multiple changes no prediction, and is 1
-        if the accuracy is too inaccurate. Class offsets are never fitted to this
-        table: they make another model, whose test needs a second, disjoint share of the units.
+        if the accuracy is too inaccurate. Class offsets are never fitted to this table, because they make another
+        model, whose test needs a second, disjoint share of the units.
         """
 
         def compute_excess(multiple: float) -> float:
@@ -115,22 +115,21 @@ def release_confusion(
         progress: Function that is called with percentages.
 
     Raises:
-        ValueError: The interrupted call tested another student; or it drew noise and recorded none, and
-            ``budget.first_charge_only`` is set.
+        ValueError: The interrupted call tested another student, or drew noise and recorded none, and
+            ``budget.first_charge_only`` is set. Otherwise a new test is charged.
     """
     path, student_digest = file.with_name(TEST_FILE_NAME), compute_file_digest(file)
-    charges = budget.ledger.get_charges(budget.account).items()
-    tests = {id_: charge for id_, charge in charges if charge.purpose.startswith(PURPOSE_TEST)}
-    commits = [entry.facts for entry in budget.ledger.read_entries(budget.account) if TEST_DIGEST_KEY in entry.facts]
-    if path.exists() and compute_file_digest(path) in {facts[TEST_DIGEST_KEY] for facts in commits}:
+    events, account = mechanism.privacy_events(1), budget.ledger.get_account(budget.account)
+    tests = [charge for charge in account.charges.values() if charge.purpose.startswith(PURPOSE_TEST)]
+    committed_digests = [entry.facts.get(TEST_DIGEST_KEY) for entry in budget.ledger.read_entries(account.name)]
+    if path.exists() and compute_file_digest(path) in committed_digests:
         facts = json.loads(path.read_text())
-        if facts.pop("student_sha256") != student_digest:
-            fix = "Repeat the fit with the arguments of the interrupted one."
+        if facts.pop("student_sha256") == student_digest:
+            return NoisyConfusion(torch.tensor(facts.pop("counts")), **facts)
+        if budget.first_charge_only:
+            fix = "Repeat the fit with the arguments of the interrupted one, or charge a new test (allow_refit=True)."
             raise checks.error("student", student.network["name"], "is not the student that was tested", fix)
-        return NoisyConfusion(torch.tensor(facts.pop("counts")), **facts)
-    events = mechanism.privacy_events(1)
-    if budget.first_charge_only and any(charge.run == budget.run for charge in tests.values()):
-        account = budget.ledger.get_account(budget.account)
+    elif budget.first_charge_only and any(charge.run == budget.run for charge in tests):
         raise account_charged_error(account, account.filter.to_epsilon(account.filter.compute_cost(events)))
     table, number = count_predictions(student, records, budget.adjacency, progress), len(tests) + 1
     purpose = PURPOSE_TEST if number == 1 else f"{PURPOSE_TEST} (number {number} of this account)"

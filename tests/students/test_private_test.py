@@ -198,6 +198,9 @@ def test_the_table_costs_what_was_planned_and_draws_this_noise_once(ledger, tmp_
     assert written["counts"] == shown.counts_CC.tolist() and written["sigma"] == 4.0
 
 
+OTHER_STUDENT = STUDENT.adjust_logits(1.0, torch.tensor([0.0, 1.0]))
+
+
 def test_the_same_call_reads_the_table_and_another_student_is_refused(ledger, tmp_path, monkeypatch):
     first = release(ledger, tmp_path / "one")
     with monkeypatch.context() as patch:
@@ -206,8 +209,9 @@ def test_the_same_call_reads_the_table_and_another_student_is_refused(ledger, tm
         assert torch.equal(again.counts_CC, first.counts_CC)
         assert (again.sigma, again.number, again.id) == (first.sigma, first.number, first.id)
         with pytest.raises(ValueError, match=r"student='mlp': is not the student that was tested"):
-            release(ledger, tmp_path / "one", STUDENT.adjust_logits(1.0, torch.tensor([0.0, 1.0])))
+            release(ledger, tmp_path / "one", OTHER_STUDENT, first_charge_only=True)
     assert len(ledger.get_charges("a")) == 1
+    assert release(ledger, tmp_path / "one", OTHER_STUDENT).number == 2 == len(ledger.get_charges("a"))
 
 
 def test_a_second_test_of_the_account_says_that_it_is_the_second(ledger, tmp_path):
