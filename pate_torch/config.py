@@ -15,6 +15,7 @@ from pate_torch.core.progress import Callback, Stages
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.features.encoder import Encoder
+from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
@@ -26,6 +27,7 @@ from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.store import TeacherStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,8 @@ class RunConfig:
         encoder: Frozen encoder of all points, which ``__post_init__`` moves into ``dataset``. None to use the points as
             they are.
         selection: Choice of one of several students by private records. None to train ``student`` alone.
+        private_test: Mechanism of a test of the final student on held-out units, which this run charges after its
+            release (``private_test.release_confusion``). None for no test.
         private_epsilon: Publication of the data-dependent price. None to keep the price private.
         membership: Membership attack on the student, for the owner. None to make no attack.
         labels: Id of an earlier release from whose labels the student learns. None to make a new release.
@@ -108,6 +112,7 @@ class RunConfig:
     student: StudentAlgorithm | None = None
     encoder: Encoder | None = None
     selection: Selection | None = None
+    private_test: Histogram | None = None
     private_epsilon: PrivateEpsilon | None = None
     membership: MembershipTest | None = None
     labels: str | None = None
@@ -172,16 +177,17 @@ class RunConfig:
         return replace(self, method=method)
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        """Return all events that this run may charge: the release, the choice of a student, and a published price."""
+        """Return all events that this run may charge: the release, and the events of ``extra_privacy_events``."""
         release_events = () if self.labels is not None else self.method.privacy_events(facts)
         return release_events + self.extra_privacy_events(facts.spec.num_classes)
 
     def extra_privacy_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
-        """Return the events of the choice of a student and of the publication of the data-dependent price."""
-        selection_events = () if self.selection is None else self.selection.privacy_events()
+        """Return the events of the choice of a student, its test, and the publication of the data-dependent price."""
+        events = () if self.selection is None else self.selection.privacy_events()
+        events += () if self.private_test is None else self.private_test.privacy_events(1)
         if self.private_epsilon is None or self.labels is not None:
-            return selection_events
-        return selection_events + self.private_epsilon.privacy_events(self.plan_private_epsilon(num_classes))
+            return events
+        return events + self.private_epsilon.privacy_events(self.plan_private_epsilon(num_classes))
 
     def plan_private_epsilon(self, num_classes: int) -> private_price.PublicationPlan:
         """Make the plan of publishing the data-dependent price.
@@ -235,12 +241,14 @@ class DataSplits:
     Attributes:
         data: Data without the private records that are held out.
         all_private: All private records, whose account is charged.
+        test: One record of each unit that the account holds out of every release, for tests. None if not known.
         validation: Records held out for choosing a student. None without ``config.selection``.
         membership_holdout: Records held out for the owner's membership attack. None if no records are held out.
     """
 
     data: Dataset
     all_private: PrivateRecords
+    test: PrivateRecords | None = None
     validation: PrivateRecords | None = None
     membership_holdout: PrivateRecords | None = None
 
@@ -250,12 +258,15 @@ class DataSplits:
         source, validation, membership_holdout = config.dataset, None, None
         data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
         data = drop_unusable(data, config.partition.adjacency)
-        all_private = data.private
+        all_private, store = data.private, TeacherStore(config.root)
+        training, test = store.hold_out_units(data.spec.name, all_private, config.partition.adjacency)
+        data = replace(data, private=training)
         if config.selection is not None:
             data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
         if config.membership is not None and not config.method.releases_model:
             data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
-        return cls(data=data, all_private=all_private, validation=validation, membership_holdout=membership_holdout)
+        held_out = {"test": test, "validation": validation, "membership_holdout": membership_holdout}
+        return cls(data=data, all_private=all_private, **held_out)
 
 
 class Study(ABC):

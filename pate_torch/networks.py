@@ -226,6 +226,16 @@ def make_feature_extractor(network: nn.Module) -> nn.Module:
         return nn.Flatten()
 
 
+def list_output_layers(network: nn.Module) -> list[nn.Linear]:
+    """List the last layer, or those of all members of a ``Voting``. Raise ValueError if one has no weights and bias."""
+    if isinstance(network, Voting):
+        return [layer for member in network.members for layer in list_output_layers(member)]
+    last = list(network.children())[-1] if isinstance(network, nn.Sequential) else network
+    if not isinstance(last, nn.Linear) or last.bias is None:
+        raise checks.error("student", type(last).__name__, "must end with a linear layer that has a bias")
+    return [last]
+
+
 def count_parameters(module: nn.Module) -> int:
     """Count the parameters of a network."""
     return sum(parameter.numel() for parameter in module.parameters())

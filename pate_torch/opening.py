@@ -205,7 +205,8 @@ class OpenRun:
                 fingerprint = config.method.compute_fingerprint(store, records)
             else:
                 fingerprint = store.compute_content_fingerprint(records)
-            self.budget = _open_account(config, self.ledger, self.splits.data, planned_events, fingerprint)
+            data = replace(self.splits.data, private=records)
+            self.budget = _open_account(config, self.ledger, data, planned_events, fingerprint)
             if not self.reservation_ids:
                 self.budget.check_events(planned_events)
         if self.has_private_folder:
@@ -416,6 +417,7 @@ def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: P
         return None
     choices = {
         "method": repr(config.method),
+        "private_test": repr(config.private_test),
         "partition": repr(config.partition),
         "seed": config.seed,
         "pool": compute_tensor_digest(facts.pool.x),
@@ -451,7 +453,8 @@ def _resume_call(
         if labels.id not in committed_ids:
             return config, None
         written = WrittenRelease(release=labels, record=record, guide=guide)
-    message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more."
+    message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more"
+    message += "." if config.private_test is None else ", but for its test on held-out units."
     stages.print_message(message)
     return replace(config, folder=folder), written
 

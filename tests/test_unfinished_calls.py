@@ -10,6 +10,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from pate_torch import PATE, PATEClassifier, pipeline, session
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import clouds
@@ -72,6 +73,67 @@ def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path
         fit(method=method)
     fit(method=method, allow_refit=True)
     assert [charge.is_committed for charge in charges(tmp_path)] == [False, True]
+
+
+TESTED = {"test_share": 0.2, "class_weight": "balanced", "cap": 4.0}
+PLACES = {
+    "before the test": "pate_torch.api.pate.release_confusion",
+    "after the test": "pate_torch.students.private_test.NoisyConfusion.compute_logit_multiple",
+    "before the report": "pate_torch.session.write_release",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", ["gradients", "teachers"])
+def test_a_fit_that_was_interrupted_around_its_test_is_finished_by_the_same_fit(
+    method, place, fit, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr(PLACES[place], kill)
+        fit(method=method, **TESTED)
+    assert len(charges(tmp_path)) == (1 if place == "before the test" else 2)
+    files = {file: file.read_bytes() for file in tmp_path.rglob("release/private_test.json")}
+    finished = fit(method=method, **TESTED)
+    assert [charge.is_committed for charge in charges(tmp_path)] == [True, True]
+    assert finished.total_.epsilon == finished.privacy_["guarantee"]["epsilon"] == pytest.approx(4.0, rel=1e-9)
+    assert all(file.read_bytes() == content for file, content in files.items())  # the noise is not drawn again
+    table = json.loads((finished.release_ / "private_test.json").read_text())
+    assert finished.confusion_matrix_.tolist() == np.transpose(table["counts"]).tolist()
+    with pytest.raises(ValueError, match="has been charged already"):
+        fit(method=method, **TESTED)  # it has ended now
+
+
+def test_the_noise_of_a_test_that_was_not_recorded_stays_spent(fit, tmp_path, monkeypatch):
+    commit = Ledger.commit
+
+    def kill_second(self, reservation, *rest, **options):
+        if len(charges(tmp_path)) == 2:
+            raise Killed
+        return commit(self, reservation, *rest, **options)
+
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr(Ledger, "commit", kill_second)
+        fit(**TESTED)
+    again = TESTED | {"cap": None}
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"charged already.*1 of its releases were interrupted"):
+            fit(**again)
+    with pytest.raises(BudgetExceeded, match="cap 4"):
+        fit(**again, allow_refit=True)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.raise_cap("clouds", 6.0, reason="one more test")
+    finished = fit(**again, allow_refit=True)
+    assert [charge.is_committed for charge in charges(tmp_path)] == [True, False, True]
+    assert "number 2" in charges(tmp_path)[2].purpose and finished.total_.epsilon > 4.0
+
+
+def test_another_predictor_does_not_take_the_test_of_an_interrupted_fit(fit, monkeypatch):
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr("pate_torch.session.write_release", kill)
+        fit(**TESTED)
+    with pytest.raises(ValueError, match="is not the student that was tested"):
+        fit(**(TESTED | {"class_weight": {0: 9.0}}))
+    assert fit(**TESTED).confusion_matrix_ is not None
 
 
 def test_folds_in_threads_charge_once(tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
+from pate_torch.accounting import gdp
 from pate_torch.accounting.formatting import format_delta
 from pate_torch.api.inputs import (
     PointTransform,
@@ -35,6 +37,7 @@ from pate_torch.api.inputs import (
     is_images,
     is_table,
     parse_cells,
+    parse_class_weight,
     predict_all_classes,
     to_dense,
 )
@@ -48,6 +51,7 @@ from pate_torch.data.encoded_dataset import encode_sides
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
 from pate_torch.privacy import records as origins
@@ -65,6 +69,7 @@ from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.linear import Logistic, ReleasedModel
+from pate_torch.students.private_test import TEST_PRICE_SHARE
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.store import load_student
@@ -110,6 +115,12 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         adjacency: Neighboring relation, "add_remove" or "replace_one".
         allow_refit: Whether to charge an account that has already been charged. If a fit was interrupted after its
             charge, the same fit finishes it free of charge, even without this option.
+        class_weight: Weights of the classes in the prediction, which change the logits by their logarithms: a mapping
+            from class to public weight; or "balanced" for 1 / (C * noisy frequency of the class). Training does not
+            change. For a model that can represent the class probabilities, this equals training with these weights.
+            None for equal weights.
+        test_share: Share of the private units that every release of the account leaves out of training, so that
+            epsilon also pays for a test of the model on them. The first fit of the account fixes it. 0 for no test.
         chosen_by: How this release was chosen among several settings, for the privacy statement: "public data",
             "priced" or "private scores" (such as cross-validation on private records). None if not stated.
         allow_duplicate_account: Whether these records may also be charged to an account of another name.
@@ -132,6 +143,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         release_: Folder that may be published.
         student_: Model that predicts.
         class_counts_: Noisy number of units in each class, [C], which may be published. None for ``method="dpsgd"``.
+        confusion_matrix_: Noisy number of held-out units by [true class, predicted class]. None without ``test_share``.
+        test_accuracy_: Noisy accuracy on the held-out units. None without ``test_share``.
+        test_accuracy_std_: Standard deviation of ``test_accuracy_``, by sampling and by noise. None likewise.
         unknown_counts_: Number of points of the last prediction whose category was unknown, by column.
     """
 
@@ -152,6 +166,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     num_queries: int | None = None
     adjacency: str = "add_remove"
     allow_refit: bool = False
+    class_weight: Mapping[Any, float] | str | None = None
+    test_share: float = 0.0
     chosen_by: str | None = None
     allow_duplicate_account: bool = False
     spend_anyway: bool = False
@@ -190,12 +206,16 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self._check_parameters()
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
         self._seed = checks.integer("random_state", seed, low=0)
+        self.confusion_matrix_: np.ndarray | None = None
+        self.test_accuracy_: float | None = None
+        self.test_accuracy_std_: float | None = None
         home, account, can_repeat = self._home, str(self.account), self.random_state is not None
         with annotate_disk_error(home, account), explained_interrupts(home, account, can_repeat=can_repeat):
             x, label_N, pool = self._read_points(X, y, public)
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
             self._choose_method(facts)
+            self._weight_C = parse_class_weight(self.class_weight, self.classes_.tolist())
             unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
             pate = self._make_pate(facts, unit)
             spec = pate.make_spec(pool, pool)
@@ -292,6 +312,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if student is not None and self.method == "dpsgd":
             problem = "cannot be combined with method='dpsgd', which releases no labels for a student"
             raise checks.error("student", type(student).__name__, problem, "Omit student.")
+        checks.between("test_share", self.test_share, 0, 0.9)
+        for key, value in {"class_weight": self.class_weight, "test_share": self.test_share}.items():
+            if value and (self.method == "dpsgd" or not isinstance(student, StudentAlgorithm | None)):
+                problem = "needs a student that is part of the release, and noisy class counts"
+                raise checks.error(key, value, problem, "Use another method than 'dpsgd', and a StudentAlgorithm.")
         for key, value in {"num_teachers": self.num_teachers, "num_queries": self.num_queries}.items():
             if value is not None:
                 checks.integer(key, value, low=1)
@@ -393,9 +418,12 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             size = self.num_records_about
             size = int(size) if isinstance(size, float) and size.is_integer() else size
             num_records = checks.integer("num_records_about", size, low=1)
+        epsilon, delta = checks.positive("epsilon", self.epsilon), checks.delta("delta", self.delta)
+        if self.test_share:  # the private test costs the rest of mu^2
+            epsilon = gdp.compute_epsilon(gdp.compute_mu(epsilon, delta) * math.sqrt(1 - TEST_PRICE_SHARE), delta)
         return autoconfig.PublicFacts(
-            epsilon=checks.positive("epsilon", self.epsilon),
-            delta=checks.delta("delta", self.delta),
+            epsilon=epsilon,
+            delta=delta,
             adjacency=self.adjacency,
             has_groups=has_groups,
             num_records=num_records,
@@ -417,7 +445,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             fix = "Pass a larger epsilon, or pass spend_anyway=True to charge the account anyway."
             if facts.num_records is None:
                 fix = f"Use method='gradients', or pass num_records_about=... if this number is public. {fix}"
-            raise checks.error("epsilon", facts.epsilon, problem, fix)
+            raise checks.error("epsilon", self.epsilon, problem, fix)
 
     def _make_pate(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
         """Make the ``PATE`` object of the run. Raise ValueError before training if the account may not be charged."""
@@ -428,8 +456,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         has_release = account is not None and account.has_release
         may_charge = self.allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
         if account is not None and has_release and not may_charge:  # the ledger checks this again at the charge
-            raise account_charged_error(account, facts.epsilon)
-        voting: dict[str, Any] = {}
+            raise account_charged_error(account, self.epsilon)
+        options: dict[str, Any] = {}
         if method.name == "dpsgd":
             from pate_torch.methods.dpsgd import DPSGD  # imported here, because the module imports Opacus
 
@@ -445,13 +473,18 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         else:
             assert isinstance(method.mechanism, VoteMechanism)
             teacher = method.teacher if self.teacher is None else self.teacher
-            voting = {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
-            voting["first_answers"] = method.class_counts
+            options = {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
+            options["first_answers"] = method.class_counts
+        if self.test_share:
+            assert method.class_counts is not None and method.mechanism is not None
+            events = method.class_counts.privacy_events() + method.mechanism.privacy_events(method.num_queries)
+            options["private_test"] = Histogram.from_share(events, facts.adjacency, TEST_PRICE_SHARE)
+            TeacherStore(home).fix_test_share(name, self.test_share, is_charged=is_charged)
         return PATE(
             name,
             classes=self.classes_.tolist(),
             delta=facts.delta,
-            budget_epsilon=max(DEFAULT_CAP_EPSILON, facts.epsilon) if cap is None and not is_charged else cap,
+            budget_epsilon=max(DEFAULT_CAP_EPSILON, self.epsilon) if cap is None and not is_charged else cap,
             teacher=teacher,
             first_charge_only=not self.allow_refit,
             allow_duplicate_account=self.allow_duplicate_account,
@@ -471,7 +504,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             quiet=not self.verbose,
             callback=self.callback,
             allow_uninformative_labels=self.spend_anyway,
-            **voting,
+            **options,
         )
 
     def _collect_provenance(self) -> dict[str, str]:
@@ -488,7 +521,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     # ---- training -----------------------------------------------------------------------------------------------
 
     def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec, facts: autoconfig.PublicFacts) -> Any:
-        """Release labels of the public points, and train the student."""
+        """Release labels of the public points, train the student, weight its classes and test it."""
         method, student = self.method_, self.student
         options: dict[str, Any] = {"strategy": method.query, "features": method.features, "finish": False}
         options["student"] = student if isinstance(student, StudentAlgorithm) else None
@@ -518,6 +551,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 options = {"seed": self._seed, "device": parse_device(self.device)}
                 module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
                 student = Student({"name": "own"}, module, spec)
+        if self.class_weight is not None:
+            assert first_answers is not None
+            balanced_C = 1 / (len(self.classes_) * first_answers.estimate_frequencies())
+            student = pate.adjust_student(1.0, (balanced_C if self._weight_C is None else self._weight_C).log())
+        if self.test_share:
+            confusion, student = pate.test_student()
+            self.confusion_matrix_ = confusion.counts_CC.T.numpy()
+            self.test_accuracy_, self.test_accuracy_std_ = confusion.accuracy, confusion.accuracy_std
+            self._announce(f"  {confusion}")
         self._report = pate.report()
         pate.finish()
         return student
@@ -536,7 +578,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _announce_plan(self, facts: autoconfig.PublicFacts, unit: str) -> None:
         unit_name = unit.partition(":")[0]
-        price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
+        price = f"epsilon {self.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
         self._announce(f"PATEClassifier, {price}: {self.method_.reason}.")
         self._announce(f"  {self.method_.expectation}")
 

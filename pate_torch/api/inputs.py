@@ -220,6 +220,19 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
     return class_C, label_N.astype(np.int64)
 
 
+def parse_class_weight(class_weight: Any, classes: Sequence[Any]) -> Tensor | None:
+    """Return the public weight of each class, float64 [C], or None for "balanced". Classes without a weight have 1."""
+    if isinstance(class_weight, str):
+        checks.one_of("class_weight", class_weight, ("balanced",))
+        return None
+    given = checks.mapping("class_weight", {} if class_weight is None else class_weight)
+    weight_by_key = {_to_class_key(value): checks.positive("class_weight", w) for value, w in given.items()}
+    weights = [weight_by_key.pop(_to_class_key(value), 1.0) for value in classes]
+    if weight_by_key:
+        raise checks.error("class_weight", class_weight, "has a weight for a value that is no class")
+    return torch.tensor(weights, dtype=torch.float64)
+
+
 def _to_class_key(value: Any) -> float | str:
     """Return the key of a class: the values 1, 1.0 and True are one class, and "1" is another class."""
     is_number = isinstance(value, int | float | np.bool_ | np.integer | np.floating)

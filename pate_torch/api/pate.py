@@ -37,6 +37,7 @@ from pate_torch.data.base import Constants, DatasetSource, check_name, compute_n
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
+from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
@@ -47,16 +48,25 @@ from pate_torch.planning.gradient_budget import match_label_price, suggest_gradi
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import find_account
-from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, assign_shards, drop_unusable
+from pate_torch.privacy.partition import (
+    AddRemove,
+    DatasetFacts,
+    Partition,
+    assign_shards,
+    drop_unusable,
+)
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.random import Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.release.report import ReleaseReport
+from pate_torch.release.store import MODEL_FILE_NAME
 from pate_torch.session import NamedStudent, ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
+from pate_torch.students.private_test import NoisyConfusion, release_confusion
 from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
+from pate_torch.students.store import save as save_student
 from pate_torch.students.training import GradientStudent, Supervised
 from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -119,6 +129,8 @@ class PATE:
             all teachers agreed.
         first_charge_only: Whether to refuse a charge if the account has any reservation.
         first_answers: Mechanism of noisy class counts, which are drawn first. None to draw none.
+        private_test: Mechanism of ``test_student``, for an account that holds out units (``TeacherStore``). None for no
+            test.
         spend_anyway: Whether to go on if the class counts show that no skill is expected of the model.
         provenance: Origins of the classes and constants for the privacy statement (``privacy.records``). None to derive
             the origins from the arguments.
@@ -152,6 +164,7 @@ class PATE:
     allow_duplicate_account: bool = False
     first_charge_only: bool = False
     first_answers: ClassCounts | None = None
+    private_test: Histogram | None = None
     spend_anyway: bool = False
     allow_uninformative_labels: bool = False
     chosen_by: str | None = None
@@ -251,6 +264,8 @@ class PATE:
             provenance=dict(self.provenance or {}),
         )
         self._data = data = drop_unusable(data, self.partition.adjacency)
+        self._test_rule = (store := TeacherStore(self.home)).find_test_rule(self.name)
+        data = replace(data, private=store.hold_out_units(self.name, data.private, self.partition.adjacency)[0])
         self._stored_teachers = self._panel = self._written = self._student = None
         if isinstance(self.teacher, PrivateMethod):
             return self
@@ -350,6 +365,36 @@ class PATE:
             self._student = student_session.fit(written)
         assert self._student is not None
         return self._student[1]
+
+    def adjust_student(self, multiple: float, offset_C: Tensor) -> Student:
+        """Multiply and shift the logits of the last student, free of charge, and save it with the release."""
+        session, _ = self._require_labels()
+        assert self._student is not None
+        name, student = self._student
+        self._student = name, student.adjust_logits(multiple, offset_C)
+        save_student(self._student[1], session.release_dir / MODEL_FILE_NAME)
+        return self._student[1]
+
+    @reworded_errors(PATE_WORDS)
+    def test_student(self) -> tuple[NoisyConfusion, Student]:
+        """Charge and release the test of the final student on held-out units. Also return it with its temperature.
+
+        Raises:
+            ValueError: As for ``private_test.release_confusion``.
+        """
+        session, _ = self._require_labels()
+        config, private = session.config, session.splits.test
+        assert self._student and session.budget and config.private_test and private is not None
+        student, file = self._student[1], session.release_dir / MODEL_FILE_NAME
+        with (
+            run_folders.hold(config.folder),
+            ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as test_session,
+        ):
+            budget, progress = replace(session.budget, ledger=test_session.ledger), test_session.stages("Testing")
+            confusion = release_confusion(student, file, private, config.private_test, budget, progress)
+            session.reservation_ids.append(confusion.id)
+        multiple = confusion.compute_logit_multiple(student.compute_logits(session.facts.pool.x).cpu())
+        return confusion, self.adjust_student(multiple, torch.zeros(session.facts.spec.num_classes))
 
     @reworded_errors(PATE_WORDS)
     def report(
@@ -469,6 +514,7 @@ class PATE:
             partition=self.partition,
             method=method,
             privacy=self._privacy,
+            private_test=self.private_test,
             root=self.home,
             folder=Path(folder) / make_unique_run_id(),
             seed=self.seed,
@@ -570,6 +616,8 @@ class PATE:
         has_teachers = isinstance(self.teacher, PrivateMethod) or self._stored_teachers or self._panel
         if self._data is None or not has_teachers:
             raise ValueError("teachers: no teachers have been trained. Call fit_teachers(x, y) first.")
+        if TeacherStore(self.home).find_test_rule(self.name) != self._test_rule:
+            raise ValueError("teachers: were trained on units that are now held out. Call fit_teachers(x, y) again.")
         return self._data
 
     def _require_labels(self) -> tuple[ReleaseSession, WrittenRelease]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.accounting.data_dependent.theorems import OutcomeModel
-from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms import neighbors
 from pate_torch.mechanisms.neighbors import NeighborPair
@@ -204,6 +206,18 @@ class RecordMechanism(Mechanism):
         super().__post_init__()
         checks.noise_scale("mechanism.sigma", self.sigma)
         checks.one_of("mechanism.adjacency", self.adjacency, ADJACENCIES)
+
+    @classmethod
+    def from_share(cls, events: Collection[PrivacyEvent], adjacency: str, share: float) -> Self | None:
+        """Make one table of noisy sums that costs ``share`` of mu^2 together with the ``events`` of the other noise.
+
+        Return None if these events are not Gaussian, because their prices do not add in mu^2.
+        """
+        gaussian_events = [event for event in events if isinstance(event, GaussianEvent)]
+        if len(gaussian_events) < len(events):
+            return None
+        mu = math.sqrt(sum(event.count * event.mu**2 for event in gaussian_events) * share / (1 - share))
+        return cls(sigma=cls(sigma=1.0, adjacency=adjacency).max_sensitivity.l2 / mu, adjacency=adjacency)
 
     def _make_event(self, count: int, noise_factor: float = 1.0) -> PrivacyEvent:
         """Make the event of ``count`` sums with noise of standard deviation ``noise_factor`` times sigma."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import UNIT_COUNT_GRID, UNIT_COUNT_SENSITIVITY, Sensitivity, UnitCounts
 
-DEFAULT_SHARE = 0.05
+COUNT_PRICE_SHARE = 0.05
 """Share of mu^2 that the class counts may cost: at epsilon 1 the noise of a count is about 19 units."""
 
 
@@ -39,21 +37,6 @@ class ClassCounts(RecordMechanism):
     input_type: ClassVar[Any] = UnitCounts
     sensitivity_unit: ClassVar[str] = "table"
     name: str = "class_counts"
-
-    @classmethod
-    def from_share(
-        cls, events: Iterable[PrivacyEvent], adjacency: str, share: float = DEFAULT_SHARE
-    ) -> ClassCounts | None:
-        """Make counts that cost ``share`` of mu^2 together with the Gaussian ``events`` of the rest of the release.
-
-        Return None if the events are not Gaussian, because their prices do not add in mu^2.
-        """
-        events = tuple(events)
-        if not all(isinstance(event, GaussianEvent) for event in events):
-            return None
-        squared_mu = sum(event.count * event.mu**2 for event in events if isinstance(event, GaussianEvent))
-        mu = math.sqrt(squared_mu * share / (1 - share))
-        return cls(sigma=UNIT_COUNT_SENSITIVITY[adjacency].l2 / mu, adjacency=adjacency)
 
     @property
     def max_sensitivity(self) -> Sensitivity:

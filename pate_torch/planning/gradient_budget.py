@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig
-from pate_torch.mechanisms.class_counts import ClassCounts
+from pate_torch.mechanisms.class_counts import COUNT_PRICE_SHARE, ClassCounts
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.methods.gradients import plan_descent
@@ -104,11 +104,11 @@ def calibrate_with_counts(
     """Calibrate the noise scale of ``make_events`` and the noise of class counts to the price ``epsilon`` together."""
 
     def make_all_events(sigma: float) -> tuple[PrivacyEvent, ...]:
-        counts = ClassCounts.from_share(make_events(sigma), adjacency)
+        counts = ClassCounts.from_share(make_events(sigma), adjacency, COUNT_PRICE_SHARE)
         return make_events(sigma) + (() if counts is None else counts.privacy_events())
 
     sigma = calibration.calibrate_sigma(make_all_events, epsilon=epsilon, delta=delta)
-    return sigma, ClassCounts.from_share(make_events(sigma), adjacency)
+    return sigma, ClassCounts.from_share(make_events(sigma), adjacency, COUNT_PRICE_SHARE)
 
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:

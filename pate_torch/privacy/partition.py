@@ -250,6 +250,10 @@ def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
     return replace(data, private=replace(usable_records, origin=origin, usable_N=None))
 
 
-def select_one_per_unit(private: PrivateRecords, adjacency: str) -> PrivateRecords:
-    """PRIVATE. Select the first record of each unit. Under replace_one this selects every record."""
-    return select(private, np.unique(get_unit_ids(private, adjacency), return_index=True)[1])
+def select_one_per_unit(private: PrivateRecords, adjacency: str, hash_N: np.ndarray | None = None) -> PrivateRecords:
+    """PRIVATE. Select the first record of each unit, or with ``hash_N`` the one with the smallest hash.
+
+    Under replace_one this selects every record.
+    """
+    order_N = np.arange(len(private)) if hash_N is None else np.argsort(hash_N, kind="stable")
+    return select(private, order_N[np.unique(get_unit_ids(private, adjacency)[order_N], return_index=True)[1]])

@@ -16,6 +16,7 @@ from typing import Any
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
 from pate_torch.methods.base import MethodDescription, format_one_unit, get_unit_column
+from pate_torch.privacy.accounts import PURPOSE_TEST
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 from pate_torch.release.owner_file import OwnerFacts, PicklableFacts
 
@@ -37,6 +38,7 @@ FILES = {
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
     "sanitised.json": "The data-dependent price with added noise, whose cost was charged to the account.",
+    "private_test.json": "The noisy confusion matrix of the student on held-out units, which was charged.",
     "release.json": "The questions, the method that answered them, and the price.",
     "labels.csv": "The questions and the released labels; -1 means no answer. Another student can be trained on these "
     "labels and the public points. If release.json has the key points, it says how to find the points by name.",
@@ -394,6 +396,7 @@ class ReleaseReport:
             names |= {"release.json", *record.answer_files}
         names |= {"student.safetensors"} if record.student is not None else set()
         names |= {"encoder/"} if record.includes_encoder else set()
+        names |= {"private_test.json"} if self.claim.has_part(PURPOSE_TEST) else set()
         names |= {"sanitised.json"} if self.claim.has_part("sanitised price") else set()
         return {name: description for name, description in FILES.items() if name in names}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
@@ -165,6 +167,18 @@ class Student:
     def compute_probabilities(self, x: Any) -> Tensor:
         """Compute class probabilities of raw points, float32 [Q, C] on the CPU."""
         return self.compute_logits(x).softmax(1).cpu()
+
+    @torch.no_grad()
+    def adjust_logits(self, multiple: float, offset_C: Tensor) -> Student:
+        """Return the student with the logits ``multiple`` * logits + ``offset_C``, up to a shift of all classes alike.
+
+        Raise ValueError if the last layer is not linear.
+        """
+        student = replace(self, module=copy.deepcopy(self.module))
+        for layer in networks.list_output_layers(student.module):
+            layer.weight.mul_(multiple)
+            layer.bias.mul_(multiple).add_(offset_C.to(layer.bias))
+        return student
 
     predict_proba = compute_probabilities  # the name in scikit-learn
 

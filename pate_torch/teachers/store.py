@@ -3,6 +3,7 @@
     <root>/teachers/<id>/       ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
     <root>/teachers/accounts/   <account>.json (newest ledger entry)  <account>.safetensors (hashes of its records)
     <root>/teachers/aliases/    <id that a release shows>.json
+    <root>/teachers/held_out/   <account>.json (share and key of the units that are held out for tests)
 
 Ids are random. Hashes of private content are keyed with a secret, and neither the hashes nor the secret leave the
 store, because whoever can compute such a hash can distinguish neighboring data sets.
@@ -33,8 +34,10 @@ from pate_torch.core.files import atomic_replacement, create_private_folder, get
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.privacy.unit_ids import compute_keyed_hash, make_content_ids
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import Trunk
@@ -406,6 +409,46 @@ class TeacherStore:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
+
+    def fix_test_share(self, account: str, share: float, *, is_charged: bool) -> None:
+        """Draw the key that holds out this share of the account's units from every release, once and for all.
+
+        Raises:
+            ValueError: Another share is fixed, or the account was charged for releases that trained on all units.
+        """
+        path = create_private_folder(self.folder / "held_out") / f"{account}.json"
+        with self.lock():
+            rule = self.find_test_rule(account)
+            if rule is None and is_charged:
+                problem = "needs a new account, because an earlier release of this one trained on all units"
+                raise checks.error("test_share", share, problem)
+            if rule is None:
+                rule = {"key": secrets.randbits(63), "share": share}
+                _write_json(path, rule)
+        if rule["share"] != share:
+            raise checks.error("test_share", share, f"must be {rule['share']}, which is fixed for this account")
+
+    def find_test_rule(self, account: str) -> dict[str, Any] | None:
+        """PRIVATE. Read the share and the key of ``fix_test_share``. None if the account holds out no units."""
+        path = self.folder / "held_out" / f"{account}.json"
+        return dict(json.loads(path.read_text())) if path.exists() else None
+
+    def hold_out_units(
+        self, account: str, private: PrivateRecords, adjacency: str
+    ) -> tuple[PrivateRecords, PrivateRecords]:
+        """PRIVATE. Return (records that may be trained on, one record of each unit that is held out for tests).
+
+        A keyed hash of the content chooses the record among those of its unit.
+        """
+        if (rule := self.find_test_rule(account)) is None:
+            return private, select(private, np.arange(0))
+        if not len(private):
+            raise checks.error("account", account, "holds out units for tests, so votes from elsewhere cannot be used")
+        training, test = hold_out(private, rule["share"], adjacency, rule["key"], "private test")
+        contents = zip(test.x.numpy(), test.y.tolist(), strict=True)
+        names = make_content_ids((x.tobytes(), str(y).encode()) for x, y in contents)
+        hash_N = compute_keyed_hash(names.tolist(), rule["key"], "private test", "record")[:, 0]
+        return training, select_one_per_unit(test, adjacency, hash_N)
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Store the hash of the newest ledger entry. The teachers cannot be used with a ledger that lacks it."""

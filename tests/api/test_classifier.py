@@ -23,18 +23,25 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from pate_torch import PATEClassifier, load_student
+from pate_torch.api import pate
 from pate_torch.api.inputs import encode_labels
+from pate_torch.api.released import ReleasedClassifier
 from pate_torch.features.encoder import Encoder
-from pate_torch.methods import feasibility
+from pate_torch.methods import feasibility, teacher_votes
 from pate_torch.methods.base import ModelForecast
 from pate_torch.methods.gradients import GradientMethod, plan_descent
+from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.privacy.records import DataSpec, EncoderCard
+from pate_torch.privacy.records import DataSpec, EncoderCard, PrivateRecords
 from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseStopped
+from pate_torch.students import private_test, store
+from pate_torch.students.base import Student
+from pate_torch.verify import command as verify
 from tests import ROOT
 from tests.api.classifiers import draw_table, make_classifier
+from tests.spies import spy
 from tests.worlds import clouds
 
 X, Y = (part.numpy() for part in clouds(900, 0))
@@ -300,6 +307,12 @@ REFUSED = {
     "teacher": ({"method": "gradients", "teacher": LogisticRegression()}, {}, "teacher"),
     "student": ({"student": torch.nn.Linear(2, 3)}, {}, "student.*Pass lambda"),
     "student of DP-SGD": ({"method": "dpsgd", "student": LogisticRegression()}, {}, "student.*dpsgd"),
+    "weights": ({"class_weight": {7: 2.0}}, {}, "class_weight=.*no class"),
+    "weights of DP-SGD": ({"method": "dpsgd", "class_weight": "balanced"}, {}, "class_weight='balanced'.*dpsgd"),
+    "weights of a student": ({"class_weight": {0: 2.0}, "student": LogisticRegression()}, {}, "class_weight.*release"),
+    "share": ({"test_share": 1.0}, {}, "test_share"),
+    "test by DP-SGD": ({"method": "dpsgd", "test_share": 0.1}, {}, "test_share=0.1.*dpsgd"),
+    "test of a student": ({"test_share": 0.1, "student": LogisticRegression()}, {}, "test_share=0.1.*release"),
     "encoder": ({"encoder": "wordllama"}, {}, "encoder='str': must be an Encoder, or the EncoderCard"),
 }
 
@@ -313,6 +326,132 @@ def test_a_bad_choice_is_named_and_costs_nothing(case, make, tmp_path, monkeypat
     if (tmp_path / "ledger.sqlite").exists():
         with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
             assert not any(account.is_charged for account in ledger.list_accounts())
+
+
+# ---- class weights and the private test ----------------------------------------------------------------------------
+
+MANY, MANY_Y = (part.numpy() for part in clouds(3000, 3))
+
+
+def to_rows(records) -> set:
+    return set(map(tuple, records.x.tolist()))
+
+
+def spy_on_records(monkeypatch) -> tuple[list, list]:
+    """The rows of all records that a method counts or trains on, call by call, and those of all that are tested."""
+    used = []
+    for holder, name, place in [
+        (GradientMethod, "build_sensitive", 1),
+        (LabelingMethod, "first_answers", 1),
+        (teacher_votes, "train", 0),
+        (pate, "fit_estimators", 1),
+    ]:
+        spy(monkeypatch, holder, name, lambda *args, place=place, **options: used.append(to_rows(args[place])))
+    return used, spy(monkeypatch, private_test, "count_predictions", lambda _, records, *rest: to_rows(records))
+
+
+OWN = {"teacher": LogisticRegression(), "num_teachers": 20}
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("settings", [{}, {"method": "teachers"}, OWN], ids=["gradients", "teachers", "own"])
+def test_no_held_out_unit_reaches_training_in_any_fit_of_the_account(settings, adjacency, make, monkeypatch):
+    used, tested = spy_on_records(monkeypatch)
+    everything = to_rows(PrivateRecords.from_rows(X, Y))
+    make(6.0, test_share=0.2, adjacency=adjacency, **settings).fit(X, Y, public=PUBLIC)
+    assert len(tested) == 1 and 120 < len(tested[0]) < 240 and len(used) >= 2
+    for share in (0.2, 0.0):  # also a fit that makes no test leaves these units out
+        again = {"test_share": share, "random_state": 5 + int(10 * share), "allow_refit": True, "spend_anyway": True}
+        before = len(used)
+        make(1.5, adjacency=adjacency, **(settings | again)).fit(X, Y, public=PUBLIC)
+        assert len(used) >= before + 2
+    assert all(rows == everything - tested[0] for rows in used)
+    assert len(tested) == 2 and tested[1] == tested[0]
+
+
+def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, capsys):
+    clf = make(4.0, cap=4.0, test_share=0.2, num_records_about=3000, verbose=True).fit(MANY, MANY_Y, public=PUBLIC)
+    account = read_account(tmp_path)
+    assert clf.total_.epsilon == pytest.approx(4.0, rel=1e-9) and clf.total_.epsilon <= 4.0
+    assert clf.privacy_["guarantee"]["epsilon"] == clf.total_.epsilon
+    release, test = account.charges.values()
+    total = sum(event.count * event.mu**2 for event in account.reserved_events)
+    assert sum(event.count * event.mu**2 for event in test.reserved_events) == pytest.approx(0.1 * total)
+    assert sum(event.count * event.mu**2 for event in release.reserved_events[:1]) == pytest.approx(0.05 * 0.9 * total)
+    table = json.loads((clf.release_ / "private_test.json").read_text())
+    assert clf.confusion_matrix_.tolist() == np.transpose(table["counts"]).tolist()
+    accuracy = clf.confusion_matrix_.trace() / clf.confusion_matrix_.sum()
+    assert clf.test_accuracy_ == pytest.approx(min(1, accuracy))
+    assert abs(clf.test_accuracy_ - clf.score(TEST, TRUTH)) < 5 * clf.test_accuracy_std_ < 0.15
+    assert f"{100 * clf.test_accuracy_:.1f} % (standard deviation" in capsys.readouterr().out
+    words = (clf.release_ / "README.md").read_text().replace("\\", "")
+    assert "private_test.json" in words and "test of the model on held-out units" in words
+    assert verify.main([str(clf.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
+    student = load_student(clf.release_)
+    assert np.allclose(student.predict_proba(TEST.astype(np.float32)), clf.predict_proba(TEST), atol=1e-6)
+    confidence = clf.predict_proba(PUBLIC).max(1).mean()
+    assert confidence == pytest.approx(min(clf.test_accuracy_, 1 - clf.test_accuracy_std_), abs=1e-4)
+
+
+def test_a_second_test_says_so_and_other_shares_are_refused(make, tmp_path, capsys):
+    make(2.0, test_share=0.2).fit(X, Y, public=PUBLIC)
+    again = {"allow_refit": True, "random_state": 1, "spend_anyway": True}
+    second = make(2.0, test_share=0.2, verbose=True, **again).fit(X, Y, public=PUBLIC)
+    assert "test 2 of the account" in capsys.readouterr().out
+    words = (second.release_ / "README.md").read_text()
+    assert "test of the model on held-out units (number 2 of this account)" in words.replace("\\", "")
+    assert verify.main([str(second.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
+    charged = len(read_account(tmp_path).charges)
+    with pytest.raises(ValueError, match=r"test_share=0\.1: must be 0\.2, which is fixed"):
+        make(2.0, test_share=0.1, **again).fit(X, Y, public=PUBLIC)
+    assert len(read_account(tmp_path).charges) == charged
+    untested = make(2.0, **again).fit(X, Y, public=PUBLIC)
+    assert untested.confusion_matrix_ is untested.test_accuracy_ is untested.test_accuracy_std_ is None
+
+
+def test_an_account_that_trained_on_all_units_has_no_test(make, tmp_path):
+    make(2.0, spend_anyway=True).fit(X, Y, public=PUBLIC)
+    with pytest.raises(ValueError, match=r"test_share=0\.1: needs a new account"):
+        make(2.0, test_share=0.1, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
+    assert (
+        len(read_account(tmp_path).charges) == 1 and not (tmp_path / "teachers" / "held_out" / "clouds.json").exists()
+    )
+
+
+def test_a_cap_that_does_not_admit_the_test_admits_no_release(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: pytest.fail("noise was drawn"))
+    with pytest.raises(ValueError, match="cap"):  # the release alone would cost 3.76
+        make(4.0, cap=3.9, test_share=0.1).fit(X, Y, public=PUBLIC)
+    assert not (tmp_path / "ledger.sqlite").exists() or not read_account(tmp_path).charges
+
+
+def test_one_record_of_each_group_is_tested(make, monkeypatch):
+    used, tested = spy_on_records(monkeypatch)
+    patient = np.arange(900) // 3
+    make(6.0, test_share=0.3, num_records_about=None).fit(X, Y, public=PUBLIC, groups=patient)
+    patient_by_row = dict(zip(map(tuple, X.tolist()), patient.tolist(), strict=True))
+    patients = [patient_by_row[row] for row in tested[0]]
+    assert len(set(patients)) == len(patients) and 50 < len(patients) < 130
+    for rows in used:
+        assert rows and not {patient_by_row[row] for row in rows} & set(patients)
+
+
+@pytest.mark.parametrize("weight", ["balanced", {1: 4.0, 2: 0.5}])
+def test_class_weights_are_in_the_prediction_and_in_the_saved_student(weight, make, tmp_path, monkeypatch):
+    before = spy(monkeypatch, Student, "adjust_logits", lambda student, *_: student)
+    clf = make(class_weight=weight).fit(X[Y != 2][:500], Y[Y != 2][:500], public=PUBLIC)
+    weight_C = np.array([1.0, 4.0, 0.5])
+    if weight == "balanced":  # of noisy counts, of which the rarest is about 0
+        sigma = json.loads((clf.release_ / "first_answers.json").read_text())["sigma"]
+        counts = clf.class_counts_.clip(max(1.0, sigma / 2))
+        weight_C = counts.sum() / (3 * counts)
+    store.save(before[0], tmp_path / "student.safetensors")
+    points = TEST.astype(np.float32)
+    for load in (load_student, ReleasedClassifier.load):  # each with its own rounding
+        odds_NC = np.asarray(load(tmp_path).predict_proba(points)) * weight_C
+        expected = odds_NC / odds_NC.sum(1, keepdims=True)
+        assert np.allclose(load(clf.release_).predict_proba(points), expected, atol=1e-6)
+    assert np.array_equal(clf.predict_proba(points), np.asarray(load_student(clf.release_).predict_proba(points)))
 
 
 # ---- what it learns ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATEClassifier, load_student
-from pate_torch.api.inputs import PointTransform, encode_labels
+from pate_torch.api.inputs import PointTransform, encode_labels, parse_class_weight
 from pate_torch.privacy.records import OUTSIDE_STEPS, DataSpec
 from pate_torch.students import store
 from pate_torch.teachers.engine import Chunk, iterate_batches
@@ -275,3 +275,19 @@ def test_public_points_in_other_units_are_told_by_a_noisy_share(make):
     with pytest.warns(UserWarning, match="or more lie outside the range of the public points"):
         make(account="meters").fit(X, Y, public=PUBLIC / 100)
     make(account="feet", allow_duplicate_account=True).fit(X, Y, public=PUBLIC)  # warnings are errors
+
+
+def test_class_weights_are_those_of_the_classes_in_their_order():
+    assert parse_class_weight(None, ["a", "b"]).tolist() == [1, 1] and parse_class_weight("balanced", [0, 1]) is None
+    assert parse_class_weight({True: 2.5}, [0, 1.0]).tolist() == [1, 2.5]  # 1 and True are one class
+    assert parse_class_weight({"b": 4}, ["a", "b"]).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [("even", "class_weight='even'"), ({2: 1.0}, "is no class"), ({0: 0.0}, "greater than 0"), ([1, 2], "keys"),
+     ({0: float("nan")}, "finite")],
+)  # fmt: skip
+def test_weights_that_cannot_be_meant_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        parse_class_weight(given, [0, 1])

@@ -80,7 +80,7 @@ def test_the_counts_cost_their_share_of_squared_mu(adjacency, length):
         total = compute_guarantee((*rest, event), 1e-5).epsilon
         one = compute_guarantee((GaussianEvent(mu=math.sqrt(squared / (1 - share)), count=1),), 1e-5).epsilon
         assert total == pytest.approx(one, rel=1e-9)
-    assert ClassCounts.from_share((LaplaceEvent(ratio=0.1, count=3),), adjacency) is None
+    assert ClassCounts.from_share((LaplaceEvent(ratio=0.1, count=3),), adjacency, 0.05) is None
 
 
 def test_counts_of_another_adjacency_are_refused():

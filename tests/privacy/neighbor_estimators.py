@@ -247,6 +247,10 @@ class Calls:
             options["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
         if self.case["column"] == "dates":
             options["categories"] = {"c": COLUMNS["dates"]}
+        options |= {
+            "test_share": float(self.case["test"]),
+            "class_weight": "balanced" if self.case["test"] != "0" else None,
+        }
         options |= {"classes": CLASSES, "num_records_about": RECORDS, "spend_anyway": True, "allow_refit": not first}
         options |= {"method": method, "teacher": teacher, "adjacency": self.case["adjacency"], "home": self.root}
         classifier = PATEClassifier(3.0, account="toy", **options)
@@ -254,6 +258,8 @@ class Calls:
         classifier.fit(frame(self.case, rows), y, public=self._public(), groups=groups)
 
     def _pate(self, rows: list[Record]) -> None:
+        if self.case["test"] != "0":
+            raise ValueError("PATE fixes no share for tests")
         if self.case["column"] == "texts":
             raise ValueError("PATE takes no texts")
         unit_ids = ids(self.case, rows)
@@ -277,7 +283,7 @@ class Calls:
 # ---- cases ---------------------------------------------------------------------------------------------------------
 
 PLAIN = {"door": "PATEClassifier", "method": "estimator", "ids": "none", "column": "floats", "adjacency": "add_remove",
-         "releases": "one"}  # fmt: skip
+         "releases": "one", "test": "0"}  # fmt: skip
 SPACE: dict[str, Sequence[str]] = {
     "door": ["PATEClassifier", "PATE"],
     "method": list(TEACHERS_BY_METHOD),
@@ -285,6 +291,7 @@ SPACE: dict[str, Sequence[str]] = {
     "column": list(COLUMNS),
     "adjacency": ["add_remove", "replace_one"],
     "releases": ["one", "one and the same", "one and fewer"],
+    "test": ["0", "0.4"],
 }
 
 

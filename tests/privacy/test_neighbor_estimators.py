@@ -15,9 +15,9 @@ from pate_torch.api import pate
 from pate_torch.api.pate import PATE
 from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
-from pate_torch.privacy import unit_ids
+from pate_torch.privacy import partition, unit_ids
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.teachers import panel
+from pate_torch.teachers import panel, store
 from pate_torch.teachers.store import TeacherStore
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls
@@ -192,3 +192,26 @@ def test_a_warning_that_counts_private_records_is_found(monkeypatch):
 
     monkeypatch.setattr(pate.tensors, "build_private_data", counting)
     assert faults("said.txt differs", door="PATE")
+
+
+TESTED = {"method": "gradients", "test": "0.4"}
+
+
+@pytest.mark.parametrize(
+    "ids,adjacency",
+    [("none", "add_remove"), ("none", "replace_one"), ("strings", "add_remove"), ("dates", "add_remove")],
+)
+def test_a_test_on_held_out_units_holds(ids, adjacency):
+    tally = Tally()
+    assert calls.attempt(case(**TESTED, ids=ids, adjacency=adjacency, releases="one and the same"), tally, most=6)
+    assert not tally.faults
+
+
+def test_a_test_of_every_record_of_a_unit_is_found(monkeypatch):
+    monkeypatch.setattr(store, "select_one_per_unit", lambda private, adjacency, hash_N: private)
+    assert faults("where it says", draws=6, **TESTED, ids="strings")
+
+
+def test_units_that_are_held_out_by_their_place_in_the_data_are_found(monkeypatch):
+    monkeypatch.setattr(partition, "get_unit_ids", lambda private, adjacency: unit_ids.make_position_ids(len(private)))
+    assert faults("where it says", draws=6, **TESTED, ids="none")

@@ -176,3 +176,12 @@ def test_units_are_ids_or_positions():
     assert get_unit_ids(private, "replace_one").tolist() == list("0123")
     assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
     assert select_one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_one_record_of_a_unit_is_chosen_by_the_smallest_hash_or_is_the_first():
+    data = private(list("abcab"), "group:user")
+    hash_N = np.array([5, 1, 9, 3, 7], dtype=np.uint64)
+    for adjacency, hashes, expected in [("add_remove", None, [0, 1, 2]), ("add_remove", hash_N, [3, 1, 2]),
+                                        ("replace_one", hash_N, [0, 1, 2, 3, 4])]:  # fmt: skip
+        selected = select_one_per_unit(data, adjacency, hashes)
+        assert selected.x[:, 0].long().tolist() == expected

@@ -9,10 +9,13 @@ import torch
 from safetensors import safe_open
 
 from pate_torch import load_student
+from pate_torch.networks import AxisRules
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.students import store
+from pate_torch.students.numpy_student import NumpyStudent
 from tests.students.tasks import FRAME, TABLE, make_student, make_task
+from tests.worlds import IMAGES
 
 
 @pytest.fixture
@@ -74,3 +77,26 @@ def test_the_task_of_a_round_keeps_the_answers_of_that_round():
         asked = (round_Q == r).nonzero().squeeze(1)
         assert torch.equal(part.query_Q, asked) and torch.equal(part.label_Q, y[asked]) and part.round_Q is None
         assert torch.equal(part.posterior_QC, posterior_QC[asked])
+
+
+@pytest.mark.parametrize("network", ["logistic", "mlp", "fourier", "probe", "voting", "small_cnn"])
+def test_adjusted_logits_are_a_multiple_and_an_offset_of_the_logits_also_in_the_file(network, tmp_path):
+    spec, offset_C = IMAGES, torch.tensor([0.5, -1.25, 2.0])
+    student, x = make_student(spec, network), torch.randint(0, 256, (40, 1, 8, 8)).byte()
+    expected = (1.5 * student.compute_logits(x) + offset_C).log_softmax(1)
+    before = student.compute_logits(x)
+    adjusted = student.adjust_logits(1.5, offset_C)
+    store.save(adjusted, tmp_path / "student.safetensors")
+    for one in (adjusted, load_student(tmp_path)):
+        assert torch.allclose(one.compute_logits(x).log_softmax(1), expected, atol=1e-4)
+        assert not torch.allclose(one.compute_logits(x).log_softmax(1), before.log_softmax(1), atol=1e-1)
+    assert torch.equal(student.compute_logits(x), before)  # the student itself is unchanged
+    if network in ("logistic", "fourier", "probe"):
+        probabilities = NumpyStudent.load(tmp_path / "student.safetensors").compute_probabilities(x.numpy())
+        assert np.allclose(np.log(probabilities), expected.numpy(), atol=1e-4)
+
+
+def test_logits_that_no_linear_layer_computes_are_not_adjusted():
+    for module in (torch.nn.Flatten(), torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()), AxisRules(1)):
+        with pytest.raises(ValueError, match="must end with a linear layer that has a bias"):
+            dataclasses.replace(make_student(TABLE, "logistic"), module=module).adjust_logits(2.0, torch.zeros(2))

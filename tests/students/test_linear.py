@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from pate_torch.methods.base import FirstAnswers
 from pate_torch.students.base import StudentTask
 from pate_torch.students.linear import Logistic, ReleasedModel
 from tests.students.tasks import CPU, ROWS, make_task
@@ -39,3 +40,20 @@ def test_a_student_of_scores_is_as_unsure_as_they_are():
 def test_the_released_model_needs_one():
     with pytest.raises(ValueError, match="method=gradients mechanism=gradient_descent"):
         ReleasedModel().fit(make_task()[0], seed=0, device=CPU)
+
+
+def test_balanced_offsets_are_those_of_training_with_balanced_weights():
+    """For two Gaussians of one covariance, logistic regression can represent the class probabilities."""
+    draw = np.random.default_rng(0)
+    y = (draw.random(60_000) < 0.15).astype(int)
+    x = (draw.normal(size=(len(y), 6)) + 0.5 * y[:, None]).astype(np.float32)
+    spec = dataclasses.replace(ROWS, std=(1.0,) * 6)
+    task = StudentTask(spec, torch.from_numpy(x), torch.arange(len(y)), torch.from_numpy(y))
+    student = Logistic(ridge=1.0).fit(task, seed=0, device=CPU)
+    counts_C = torch.from_numpy(np.bincount(y) + draw.normal(0, 19, 2)).round()
+    weight_C = 1 / (2 * FirstAnswers(counts_C, 19.0).estimate_frequencies())
+    logit_N2 = student.adjust_logits(1.0, weight_C.log()).compute_logits(torch.from_numpy(x[:2000])).numpy()
+    reference = LogisticRegression(class_weight="balanced").fit(x, y).decision_function(x[:2000])
+    assert np.abs(logit_N2[:, 1] - logit_N2[:, 0] - reference).max() < 0.15
+    plain_N2 = student.compute_logits(torch.from_numpy(x[:2000])).numpy()
+    assert np.abs(plain_N2[:, 1] - plain_N2[:, 0] - reference).min() > 1.5  # log(.85/.15) is 1.73

@@ -244,3 +244,33 @@ def test_a_unit_is_known_by_any_of_its_records(store):
 def test_an_account_that_grows_knows_all_its_records(store):
     more = draw_rows(400, 5)
     assert find_charged(store, make_rows(more), make_rows(X), make_rows(np.concatenate([X, more]))) == "first"
+
+
+def test_the_share_and_the_key_of_held_out_units_are_drawn_once_per_account(store):
+    store.fix_test_share("a", 0.25, is_charged=False)
+    store.fix_test_share("b", 0.25, is_charged=False)
+    rule = store.find_test_rule("a")
+    assert rule["share"] == 0.25 and rule["key"] != store.find_test_rule("b")["key"]
+    file = store.folder / "held_out" / "a.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    store.sweep()
+    store.fix_test_share("a", 0.25, is_charged=True)
+    assert store.find_test_rule("a") == rule
+    with pytest.raises(ValueError, match=r"test_share=0\.3: must be 0\.25, which is fixed for this account"):
+        store.fix_test_share("a", 0.3, is_charged=False)
+    with pytest.raises(ValueError, match=r"test_share=0\.25: needs a new account.*trained on all units"):
+        store.fix_test_share("charged", 0.25, is_charged=True)
+    assert store.find_test_rule("charged") is None and store.find_test_rule("a") == rule
+
+
+def test_held_out_units_are_those_of_the_account_alone(store):
+    rows = make_rows(torch.arange(400.0)[:, None])
+    training, test = store.hold_out_units("a", rows, "add_remove")
+    assert training is rows and len(test) == 0  # nothing is held out before a share is fixed
+    for account in ("a", "b"):
+        store.fix_test_share(account, 0.25, is_charged=False)
+    parts = [[part.x.flatten().tolist() for part in store.hold_out_units(name, rows, "add_remove")] for name in "aab"]
+    assert parts[0] == parts[1] != parts[2]
+    assert sorted(parts[0][0] + parts[0][1]) == list(range(400)) and 60 < len(parts[0][1]) < 140
+    with pytest.raises(ValueError, match="account='a': holds out units for tests, so votes from elsewhere"):
+        store.hold_out_units("a", store.hold_out_units("other", rows, "add_remove")[1], "add_remove")
