@@ -193,12 +193,10 @@ def _build_shards(
     order_N: np.ndarray, shard_N: np.ndarray, num_teachers: int, capacity: int | None, adjacency: str, unit: str
 ) -> Shards:
     """Make padded rows from record indices that are sorted by shard (``shard_N`` is non-decreasing)."""
-    if not len(order_N):
-        raise ValueError("data: no private records can be used")
     sizes_K = np.bincount(shard_N, minlength=num_teachers)
     start_K = np.concatenate([[0], np.cumsum(sizes_K)[:-1]])
     rank_N = np.arange(len(order_N)) - start_K[shard_N]
-    width = capacity or int(sizes_K.max())
+    width = capacity or max(1, int(sizes_K.max()))  # all units may be held out, and a refusal would reveal it
     fits_N = rank_N < width
     index_KS = np.full((num_teachers, width), -1, dtype=np.int64)
     index_KS[shard_N[fits_N], rank_N[fits_N]] = order_N[fits_N]

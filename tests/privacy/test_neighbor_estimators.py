@@ -199,7 +199,13 @@ TESTED = {"method": "gradients", "test": "0.4"}
 
 @pytest.mark.parametrize(
     "ids,adjacency",
-    [("none", "add_remove"), ("none", "replace_one"), ("strings", "add_remove"), ("dates", "add_remove")],
+    [
+        ("none", "add_remove"),
+        ("none", "replace_one"),
+        ("strings", "add_remove"),
+        ("dates", "add_remove"),
+        ("booleans", "add_remove"),  # two units, of which the one that is left may be held out
+    ],
 )
 def test_a_test_on_held_out_units_holds(ids, adjacency):
     tally = Tally()

@@ -117,7 +117,6 @@ def test_chunks_are_equal_and_a_function_of_the_numbers_alone(count, teachers):
         (AddRemove(), private(list("aab"), "group:user"), 0, r"num_teachers=0"),
         (ReplaceOne(), private(list("aab")), 4, r"num_teachers=4.*3 private records"),
         (ReplaceOne(), private(list("aab")), 0, r"num_teachers=0"),
-        (AddRemove(), private([]), 1, r"no private records"),
         (ReplaceOne(), private(["a", "b"], "group:user"), 2, r"group:user.*partition=add_remove"),
     ],
 )
@@ -185,3 +184,9 @@ def test_one_record_of_a_unit_is_chosen_by_the_smallest_hash_or_is_the_first():
                                         ("replace_one", hash_N, [0, 1, 2, 3, 4])]:  # fmt: skip
         selected = select_one_per_unit(data, adjacency, hashes)
         assert selected.x[:, 0].long().tolist() == expected
+
+
+def test_shards_without_a_record_are_empty():
+    """All units may be held out for tests. A refusal would tell that there are no others."""
+    shards = assign_shards(AddRemove(), private([]), 3, 0)
+    assert shards.index_KS.shape == (3, 1) and not bool(shards.mask_KS.any())
