@@ -112,7 +112,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
             defaults=[{"/student@member": "fixmatch"}, "_self_"],
             name="fixmatch_ensemble",
         ),
-        "label_spreading": _target("students.semi_supervised.LabelSpreading", **_FEATURE_STUDENT),
+        "label_spreading": _target("students.semi_supervised.LabelSpreading", features="${features}"),
         "logistic": _target("students.linear.Logistic"),
         "none": {"name": "none"},
         "released_model": _target("students.linear.ReleasedModel", features="${features}"),

@@ -121,6 +121,21 @@ class MeanShift(nn.Module):
         return (weight_BK[:, :, None] * self.place_PD[nearest.indices]).sum(1)
 
 
+class NeighborVote(nn.Module):
+    """The mean class shares of the nearest public points, as log-probabilities, [B, ...] -> [B, C]."""
+
+    def __init__(self, points: int, width: int, num_classes: int, neighbors: int) -> None:
+        super().__init__()
+        self.neighbors = min(neighbors, points)
+        self.place_PD = nn.Buffer(torch.zeros(points, width))
+        self.share_PC = nn.Parameter(torch.zeros(points, num_classes), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_BD = x.float().flatten(1)
+        nearest_BK = (x_BD @ self.place_PD.T - self.place_PD.square().sum(1) / 2).topk(self.neighbors, dim=1).indices
+        return self.share_PC[nearest_BK].mean(1).clamp(min=1e-6).log()
+
+
 class WhitenAndClip(nn.Module):
     """A layer that whitens features, appends a 1 and clips to length 1 (``privacy.whitening``).
 
@@ -403,6 +418,16 @@ def probe(
     return nn.Sequential(trunk, L2Normalize(), whitening, nn.Linear(directions + 1, num_classes))
 
 
+def neighbor_vote(
+    input_shape: tuple[int, ...], num_classes: int, *, of: Design = None, points: int = 1, neighbors: int = 10
+) -> nn.Module:
+    """Build the vote of the nearest public points in the features of a design, for students (``NeighborVote``)."""
+    trunk = nn.Sequential(make_feature_extractor(_build_design(of, input_shape, num_classes)).eval(), L2Normalize())
+    with torch.no_grad():
+        width = trunk(torch.zeros(1, *input_shape)).shape[1]
+    return nn.Sequential(trunk if of else nn.Identity(), NeighborVote(points, width, num_classes, neighbors))
+
+
 def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256, knots: int = 64) -> nn.Module:
     """Build a linear map of points, their ranks and random cosines, for students (``features.fourier``)."""
     width = math.prod(input_shape)
@@ -421,7 +446,7 @@ def half_plane_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Modul
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     **NETWORKS,
-    **{builder.__name__: builder for builder in (voting, probe, fourier, axis_rules, half_plane_rules)},
+    **{builder.__name__: builder for builder in (voting, probe, neighbor_vote, fourier, axis_rules, half_plane_rules)},
 }
 
 

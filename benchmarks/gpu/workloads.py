@@ -115,7 +115,7 @@ def make_students(setup: Setup, steps: int) -> dict[str, StudentAlgorithm]:
         "supervised": Supervised(**options),
         "fixmatch": FixMatch(**unlabeled),
         "vat": Vat(**unlabeled),
-        "label_spreading": LabelSpreading(**unlabeled),
+        "label_spreading": LabelSpreading(),
     }
 
 

@@ -72,7 +72,7 @@ from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
-STUDENTS: dict[str, type[GradientStudent]] = {
+STUDENTS: dict[str, type[StudentAlgorithm]] = {
     "fixmatch": FixMatch,
     "label_spreading": LabelSpreading,
     "supervised": Supervised,
@@ -358,8 +358,9 @@ class PATE:
         if options and not isinstance(algorithm, str):
             problem = "are allowed only if algorithm is a name"
             raise checks.error("options", sorted(options), problem, "Set these fields on the algorithm object.")
-        network = select_student_network(session.facts.spec)
-        config = replace(session.config, student=_make_student("algorithm", algorithm, {"network": network, **options}))
+        if isinstance(algorithm, str) and issubclass(STUDENTS.get(algorithm, LabelSpreading), GradientStudent):
+            options = {"network": select_student_network(session.facts.spec)} | options
+        config = replace(session.config, student=_make_student("algorithm", algorithm, options))
         with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as student_session:
             config.check_students(student_session.facts)
             self._student = student_session.fit(written)

@@ -1,7 +1,7 @@
 """Students that also learn from public points without labels: label spreading, FixMatch and VAT.
 
-Label propagation along the k-NN graph labels the public points only. A network that learns the propagated labels
-predicts new points.
+Label propagation along the k-NN graph labels the public points only. Their votes, or a network that learns the
+propagated labels, predict new points.
 
 Sources: Zhou et al. 2004 (learning with local and global consistency); Sohn et al. 2020 (FixMatch); Berthelot et al.
 2020 (distribution alignment, ReMixMatch section 3.1); Tarvainen and Valpola 2017 (averaged teacher); Miyato et al. 2018
@@ -12,20 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features import neighbors
 from pate_torch.features.base import FeatureRecipe
-from pate_torch.features.contrastive import encode
-from pate_torch.networks import make_feature_extractor
+from pate_torch.features.contrastive import ContrastiveFeatures, encode
+from pate_torch.networks import L2Normalize, make_feature_extractor
+from pate_torch.privacy.records import DataSpec
 from pate_torch.students import training
-from pate_torch.students.base import Student, StudentProblem
+from pate_torch.students.base import Student, StudentAlgorithm, StudentProblem, StudentTask
 from pate_torch.students.training import AveragedModel, GradientStudent, Objective, TensorLog
 
 ALPHA = 0.99
@@ -54,38 +57,47 @@ class SemiSupervisedStudent(GradientStudent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelSpreading(SemiSupervisedStudent):
-    """A network that learns propagated labels. The graph joins points in features or principal axes.
+class LabelSpreading(StudentAlgorithm):
+    """Propagated labels of the public points, and the vote of the nearest public points for new points.
 
     Attributes:
-        keep_fraction: Share of the propagated labels of each class that is learned: the labels with the widest lead.
+        features: Recipe of the features. None for principal axes, and for votes of the nearest raw points.
         alignment: Expected shares of the classes: "uniform" over the classes with labels, or as in the "labels".
     """
 
-    include_unqueried: ClassVar[bool] = False
     name: str = "label_spreading"
-    steps: int = 400
-    keep_fraction: float = 0.9
+    features: ContrastiveFeatures | None = None
     alignment: str = "uniform"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.one_of("student.alignment", self.alignment, _ALIGNMENTS)
 
-    def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
-        target_C = compute_expected_shares(problem, self.alignment)
-        propagated_P = select_most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
-        sampler = self.make_sampler(problem, self.unlabeled_batch)
+    def check(self, spec: DataSpec) -> None:
+        if self.features is not None:
+            self.features.check(spec)
 
-        def compute_loss(model: nn.Module, step: int) -> Tensor:
-            index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
-            labeled_logits = model(sampler.weak(problem.query_Q[index_B])).float()
-            unlabeled_logits = model(sampler.weak(index_U)).float()
-            supervised_loss = training.compute_released_loss(problem, labeled_logits, index_B).mean()
-            return supervised_loss + compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
-
-        return compute_loss
+    def fit(
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
+    ) -> Student:
+        """Return the student, without training."""
+        problem, spec, pool_x = training.build_problem(task, seed, device), task.spec, task.pool_x
+        share_PC = propagate(problem, self.features, compute_expected_shares(problem, self.alignment))
+        trunk: nn.Module = nn.Identity()
+        options: dict[str, Any] = {"points": len(pool_x), "neighbors": _NUM_NEIGHBORS}
+        if self.features is not None:
+            trunk = nn.Sequential(self.features.learn(pool_x, spec, seed=seed, device=device), L2Normalize())
+            options["of"] = self.features.design
+        description = networks.describe("neighbor_vote", spec.input_shape, spec.num_classes, **options)
+        module = networks.rebuild(description)
+        with torch.no_grad():
+            places = [trunk(spec.normalize(x_B.to(device))).flatten(1).cpu() for x_B in pool_x.split(1024)]
+        state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
+        module.load_state_dict(state | {"1.place_PD": torch.cat(places), "1.share_PC": share_PC})
+        progress(1, 1)
+        student = Student(description, module.to(device).eval(), spec)
+        error = float((student.predict(pool_x)[problem.query_Q.cpu()] != problem.label_Q.cpu()).double().mean())
+        log("student/training_error", error, 0)
+        return replace(student, curves={"student/training_error": [(0, error)]})
 
 
 @dataclass(frozen=True, kw_only=True)

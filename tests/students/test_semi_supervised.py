@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import make_moons
+from sklearn.neighbors import NearestNeighbors
 
 from pate_torch import networks
 from pate_torch.privacy.records import DataSpec
@@ -14,10 +15,12 @@ from pate_torch.students.semi_supervised import (
     _frozen_statistics,
     compute_expected_shares,
     compute_smoothness,
+    propagate,
     select_most_confident,
 )
 from pate_torch.students.training import Supervised, build_problem
 from tests.students.tasks import CPU, make_task
+from tests.worlds import images
 
 
 def test_the_widest_leads_of_each_class_are_kept():
@@ -33,11 +36,22 @@ def test_propagated_labels_help_where_few_are_given():
     spec = DataSpec(name="moons", num_classes=2, input_shape=(2,), class_names=("a", "b"), **scale)
     query_Q = torch.tensor([int((y == c).nonzero()[0]) for c in range(2)])
     scores = []
-    for kind in (Supervised, LabelSpreading):
-        algorithm = kind(network="mlp", steps=100, batch_size=8, learning_rate=1e-2)
+    for algorithm in (Supervised(network="mlp", steps=100, batch_size=8, learning_rate=1e-2), LabelSpreading()):
         student = algorithm.fit(StudentTask(spec, x.float(), query_Q, y[query_Q]), seed=0, device=CPU)
         scores.append(float((student.predict(x.float()) == y).float().mean()))
     assert scores[0] < 0.8 < 0.9 < scores[1]
+
+
+def test_new_points_get_the_mean_share_of_their_nearest_public_points():
+    """By scikit-learn's nearest neighbors, in raw points."""
+    task, _ = make_task(labels=30)
+    problem = build_problem(task, 0, CPU)
+    share_PC = propagate(problem, None, compute_expected_shares(problem, "uniform"))
+    new_x = images(40, seed=5)[0]
+    place_PD, new_ND = (task.spec.normalize(x).flatten(1).numpy() for x in (task.pool_x, new_x))
+    nearest = NearestNeighbors(n_neighbors=10).fit(place_PD).kneighbors(new_ND, return_distance=False)
+    student = LabelSpreading().fit(task, seed=0, device=CPU)
+    torch.testing.assert_close(student.compute_probabilities(new_x), share_PC[nearest].mean(1), atol=1e-4, rtol=0)
 
 
 def test_alignment_restores_the_expected_shares():

@@ -19,7 +19,7 @@ from pate_torch.students.training import Supervised
 from tests.students.tasks import CPU, NAMES, ROWS, compute_accuracy, configure, make_task, vectors
 from tests.worlds import Counted, images
 
-GRADIENT_STUDENTS = ["fixmatch", "label_spreading", "supervised", "vat"]
+GRADIENT_STUDENTS = ["fixmatch", "supervised", "vat"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +52,7 @@ def test_repeats_itself_and_depends_on_the_seed(name):
         torch.manual_seed(len(states))  # the global generator must not matter
         states.append(algorithm.fit(make_task()[0], seed=seed, device=CPU).module.state_dict())
     first, other, again = (torch.cat([value.flatten().double() for value in state.values()]) for state in states)
-    assert torch.equal(first, again) and torch.equal(first, other) == (name == "logistic")
+    assert torch.equal(first, again) and torch.equal(first, other) == (name in ("logistic", "label_spreading"))
 
 
 @pytest.mark.parametrize("name", NAMES)
