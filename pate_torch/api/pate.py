@@ -48,13 +48,7 @@ from pate_torch.planning.gradient_budget import match_label_price, suggest_gradi
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import find_account
-from pate_torch.privacy.partition import (
-    AddRemove,
-    DatasetFacts,
-    Partition,
-    assign_shards,
-    drop_unusable,
-)
+from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, assign_shards, drop_unusable
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.queries.base import QueryStrategy

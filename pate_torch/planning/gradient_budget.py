@@ -1,7 +1,7 @@
 """Settings of noisy gradients (``method=gradients``) at a given price, and advice to use them instead of teachers.
 
 For a declared number of records, the rule takes eight steps. The effective dimension of the public points is the number
-of records per unit of noise divided by eight, but at most a quarter of the number of public points.
+of records per unit of noise divided by eight, but at most a tenth of the number of public points.
 """
 
 from __future__ import annotations
