@@ -24,6 +24,7 @@ from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
+from pate_torch.privacy.accounts import PURPOSE_TEST
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import DatasetFacts
@@ -304,6 +305,10 @@ def _open_account(
         noise=kind,
         **terms,
     )
+    charges = ledger.get_account(name).charges.values()
+    if store.find_test_rule(name) is None and any(charge.purpose.startswith(PURPOSE_TEST) for charge in charges):
+        problem = f"has tested models on units that {store.folder}/held_out/{name}.json names, and this file is missing"
+        raise checks.error("account", name, problem, "Restore the file from a backup.")
     return Budget(
         ledger=ledger,
         account=name,

@@ -314,9 +314,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.error("student", type(student).__name__, problem, "Omit student.")
         checks.between("test_share", self.test_share, 0, 0.9)
         for key, value in {"class_weight": self.class_weight, "test_share": self.test_share}.items():
-            if value and (self.method == "dpsgd" or not isinstance(student, StudentAlgorithm | None)):
-                problem = "needs a student that is part of the release, and noisy class counts"
-                raise checks.error(key, value, problem, "Use another method than 'dpsgd', and a StudentAlgorithm.")
+            is_adjustable = student is None or (isinstance(student, StudentAlgorithm) and student.has_linear_output)
+            if value and (self.method == "dpsgd" or not is_adjustable):
+                problem = "needs a student of linear output that is part of the release, and noisy class counts"
+                raise checks.error(key, value, problem, "Use another method than 'dpsgd', and another student.")
         for key, value in {"num_teachers": self.num_teachers, "num_queries": self.num_queries}.items():
             if value is not None:
                 checks.integer(key, value, low=1)

@@ -72,7 +72,7 @@ class FirstAnswers:
         total = float(self.counts_C.sum())
         if known_size is None and declared_size is not None and abs(total - declared_size) <= 2 * self.total_sigma:
             known_size = declared_size
-        return max(1, round(total)) if known_size is None else known_size
+        return max(1, round(total) if known_size is None else known_size)
 
     def estimate_frequencies(self) -> Tensor:
         """Estimate the class frequencies, float64 [C]. A count counts as half a standard deviation of noise or more."""

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -197,10 +197,12 @@ class StudentAlgorithm(ABC):
     Attributes:
         name: Name of the algorithm in settings and reports.
         features: Recipe of the features of the student, which are learned from public points. None for raw points.
+        has_linear_output: Whether the last layer of the student is linear (``Student.adjust_logits``).
     """
 
     name: str
     features: FeatureRecipe | None = None
+    has_linear_output: ClassVar[bool] = True
 
     @property
     def returns_released_model(self) -> bool:

@@ -105,39 +105,39 @@ def _center_rows(noisy: NoisyCounts) -> Tensor:
 def select_by_cross_validation(
     x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, *, linear_only: bool = False
 ) -> tuple[Any, np.ndarray]:
-    """Select the model with the best cross-validated accuracy, and return its out-of-fold probabilities [Q, C], too.
+    """Select the best model by cross-validation, and return its out-of-fold probabilities [Q, C], too.
 
-    The candidates are logistic regressions of ridge 1e4 to 1e-2, for features whose mean square is 1, and nearest
-    neighbors unless ``linear_only``. Ties go to the greater likelihood, then to the first model. All labels of one
-    point (``point_Q``) are in one fold.
+    The candidates are logistic regressions of ridge 1e4 to 1, for features whose mean square is 1, and nearest
+    neighbors unless ``linear_only``. Linear models are compared by likelihood, which decides better than accuracy if
+    labels are wrong. Probabilities of neighbors are coarse, so they are compared by accuracy, then by likelihood. Ties
+    go to the first model. All labels of one point (``point_Q``) are in one fold.
     """
     from sklearn.linear_model import LogisticRegression  # imported here, because the import takes a second
     from sklearn.model_selection import GroupKFold
     from sklearn.neighbors import KNeighborsClassifier
 
-    models: list[Any] = [LogisticRegression(C=10.0**-k, max_iter=300, tol=1e-3) for k in range(4, -3, -1)]
+    models: list[Any] = [LogisticRegression(C=10.0**-k, max_iter=300, tol=1e-3) for k in range(4, -1, -1)]
     models += [] if linear_only else [KNeighborsClassifier(count) for count in (30, 10, 3)]
     num_folds = min(_NUM_FOLDS, len(np.unique(point_Q)))
     if num_folds < 2:
         return models[0], np.full((len(x_QD), num_classes), 1 / num_classes)
-    splits = list(GroupKFold(num_folds).split(x_QD, label_Q, point_Q))
-
-    def predict_out_of_fold(model: Any) -> np.ndarray:
-        proba_QC = np.empty((len(x_QD), num_classes))
-        for train, test in splits:
-            proba_QC[test] = _predict_proba(model, x_QD[train], label_Q[train], x_QD[test], num_classes)
-        return proba_QC
+    proba_MQC = np.empty((len(models), len(x_QD), num_classes))
+    for train, test in GroupKFold(num_folds).split(x_QD, label_Q, point_Q):
+        linear_model = LogisticRegression(max_iter=300, tol=1e-3, warm_start=True)  # starts at the last ridge's weights
+        for model, proba_QC in zip(models, proba_MQC, strict=True):
+            fitted = linear_model.set_params(C=model.C) if isinstance(model, LogisticRegression) else model
+            proba_QC[test] = _predict_proba(fitted, x_QD[train], label_Q[train], x_QD[test], num_classes)
 
     def compute_score(candidate: tuple[Any, np.ndarray]) -> tuple[int, float]:
         likelihood_Q = candidate[1][np.arange(len(label_Q)), label_Q]
-        return int((candidate[1].argmax(1) == label_Q).sum()), float(np.log(likelihood_Q).mean())
+        num_right = 0 if linear_only else int((candidate[1].argmax(1) == label_Q).sum())
+        return num_right, float(np.log(likelihood_Q).mean())
 
-    return max(((model, predict_out_of_fold(model)) for model in models), key=compute_score)
+    return max(zip(models, proba_MQC, strict=True), key=compute_score)
 
 
 def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, num_classes: int) -> np.ndarray:
-    """Fit a copy of ``model`` to the labels, and predict class probabilities [P, C] of the points ``x_PD``."""
-    from sklearn.base import clone
+    """Fit ``model`` to the labels, and predict class probabilities [P, C] of the points ``x_PD``."""
     from sklearn.neighbors import KNeighborsClassifier
 
     proba_PC = np.full((len(x_PD), num_classes), _MIN_PROBABILITY)
@@ -145,7 +145,6 @@ def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.n
     if len(present_classes) == 1:
         proba_PC[:, present_classes] += 1.0
     else:
-        model = clone(model)
         if isinstance(model, KNeighborsClassifier):
             model.set_params(n_neighbors=min(model.n_neighbors, len(x_QD)))
         with suppress_class_warnings():

@@ -65,6 +65,7 @@ class LabelSpreading(StudentAlgorithm):
         alignment: Expected shares of the classes: "uniform" over the classes with labels, or as in the "labels".
     """
 
+    has_linear_output: ClassVar[bool] = False
     name: str = "label_spreading"
     features: ContrastiveFeatures | None = None
     alignment: str = "uniform"

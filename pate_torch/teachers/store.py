@@ -411,7 +411,9 @@ class TeacherStore:
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
     def fix_test_share(self, account: str, share: float, *, is_charged: bool) -> None:
-        """Draw the key that holds out this share of the account's units from every release, once and for all.
+        """Draw the key that holds out this share of the account's units from every release of the account.
+
+        The first charge of the account fixes share and key.
 
         Raises:
             ValueError: Another share is fixed, or the account was charged for releases that trained on all units.
@@ -422,7 +424,7 @@ class TeacherStore:
             if rule is None and is_charged:
                 problem = "needs a new account, because an earlier release of this one trained on all units"
                 raise checks.error("test_share", share, problem)
-            if rule is None:
+            if rule is None or (not is_charged and rule["share"] != share):
                 rule = {"key": secrets.randbits(63), "share": share}
                 _write_json(path, rule)
         if rule["share"] != share:

@@ -38,6 +38,7 @@ from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseStopped
 from pate_torch.students import private_test, store
 from pate_torch.students.base import Student
+from pate_torch.students.semi_supervised import LabelSpreading
 from pate_torch.verify import command as verify
 from tests import ROOT
 from tests.api.classifiers import draw_table, make_classifier
@@ -407,6 +408,11 @@ def test_a_second_test_says_so_and_other_shares_are_refused(make, tmp_path, caps
     assert len(read_account(tmp_path).charges) == charged
     untested = make(2.0, **again).fit(X, Y, public=PUBLIC)
     assert untested.confusion_matrix_ is untested.test_accuracy_ is untested.test_accuracy_std_ is None
+    (tmp_path / "teachers" / "held_out" / "clouds.json").unlink()  # without it, held-out units would be trained on
+    charged = len(read_account(tmp_path).charges)
+    with pytest.raises(ValueError, match="held_out/clouds.json names, and this file is missing"):
+        make(2.0, **again).fit(X, Y, public=PUBLIC)
+    assert len(read_account(tmp_path).charges) == charged
 
 
 def test_an_account_that_trained_on_all_units_has_no_test(make, tmp_path):
@@ -423,6 +429,15 @@ def test_a_cap_that_does_not_admit_the_test_admits_no_release(make, tmp_path, mo
     with pytest.raises(ValueError, match="cap"):  # the release alone would cost 3.76
         make(4.0, cap=3.9, test_share=0.1).fit(X, Y, public=PUBLIC)
     assert not (tmp_path / "ledger.sqlite").exists() or not read_account(tmp_path).charges
+    monkeypatch.undo()
+    make(4.0, test_share=0.2).fit(X, Y, public=PUBLIC)  # the refused fit has fixed no share
+
+
+@pytest.mark.parametrize("key,value", [("class_weight", "balanced"), ("test_share", 0.1)])
+def test_a_student_without_linear_output_is_refused_before_the_charge(key, value, make, tmp_path):
+    with pytest.raises(ValueError, match=f"{key}=.*linear output"):
+        make(2.0, student=LabelSpreading(), **{key: value}).fit(X, Y, public=PUBLIC)
+    assert not (tmp_path / "ledger.sqlite").exists()
 
 
 def test_one_record_of_each_group_is_tested(make, monkeypatch):

@@ -99,6 +99,7 @@ def answers(counts, sigma=10.0, outside=0.0):
 def test_a_declared_number_is_used_where_the_noise_allows_it():
     given = answers([500.0, 480.0])  # the total has noise of 14
     assert given.estimate_size(None) == 980 and given.estimate_size(1234) == 1234
+    assert given.estimate_size(0) == 1  # all units may be held out
     assert given.estimate_size(None, 1000) == 1000 and given.estimate_size(None, 3000) == 980
     assert given.estimate_size(None, 330) == 980 and answers([-30.0, 4.0]).estimate_size(None) == 1
 

@@ -257,7 +257,7 @@ def test_the_share_and_the_key_of_held_out_units_are_drawn_once_per_account(stor
     store.fix_test_share("a", 0.25, is_charged=True)
     assert store.find_test_rule("a") == rule
     with pytest.raises(ValueError, match=r"test_share=0\.3: must be 0\.25, which is fixed for this account"):
-        store.fix_test_share("a", 0.3, is_charged=False)
+        store.fix_test_share("a", 0.3, is_charged=True)
     with pytest.raises(ValueError, match=r"test_share=0\.25: needs a new account.*trained on all units"):
         store.fix_test_share("charged", 0.25, is_charged=True)
     assert store.find_test_rule("charged") is None and store.find_test_rule("a") == rule
