@@ -410,7 +410,7 @@ def test_a_second_test_says_so_and_other_shares_are_refused(make, tmp_path, caps
     assert untested.confusion_matrix_ is untested.test_accuracy_ is untested.test_accuracy_std_ is None
     (tmp_path / "teachers" / "held_out" / "clouds.json").unlink()  # without it, held-out units would be trained on
     charged = len(read_account(tmp_path).charges)
-    with pytest.raises(ValueError, match="held_out/clouds.json names, and this file is missing"):
+    with pytest.raises(ValueError, match=r"held_out/clouds\.json names, and this file is missing"):
         make(2.0, **again).fit(X, Y, public=PUBLIC)
     assert len(read_account(tmp_path).charges) == charged
 
@@ -560,6 +560,7 @@ def test_a_neighbor_changes_nothing_but_the_noisy_answers(adjacency, make_clinic
         events = [event["kind"] for event in record["planned"]], [event["mu"] for event in record["planned"]]
         sigma = record["parameters"]["sigma"]  # the step sizes follow from the noisy counts
         public_facts = (record["mechanism"], sigma, events, record["pool_sha256"])
+        clf.student_.network["options"].pop("directions")  # their number follows from the noisy counts, too
         facts.append((clf.student_.spec, clf.student_.network, repr(clf.method_), public_facts))
     assert facts[0] == facts[1]
 
@@ -601,7 +602,7 @@ def test_probabilities_are_those_that_the_records_were_fitted_at(make):
     divided = clf.predict_proba(x[3400:]).astype(float)
     divided /= divided.sum(1, keepdims=True)
     undivided = divided**radius / (divided**radius).sum(1, keepdims=True)
-    assert log_loss(y[3400:], divided) < 0.8 < 1.2 < log_loss(y[3400:], undivided)
+    assert log_loss(y[3400:], divided) < min(0.7, log_loss(y[3400:], undivided) - 0.2)
 
 
 def test_features_with_their_encoders_card_give_a_student_of_the_points_themselves(make):
