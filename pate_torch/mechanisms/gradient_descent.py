@@ -95,7 +95,7 @@ class GradientDescent(RecordMechanism):
         noise_factor = 1.0 if context.is_last_round else self.early_noise_multiplier
         clip_length = self.clip_norm * UNIT_NORM
         sigma = noise_factor * self.sigma * clip_length
-        weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
+        weight_DC = torch.zeros(votes.shape, dtype=torch.float64) if votes.start_DC is None else votes.start_DC
         for step in range(self.steps):
             gradient_DC = votes.compute_gradient_sum(weight_DC, self.clip_norm)
             # The sum is rounded to whole grid units, because the last bits of a float could reveal the exact sum.

@@ -79,6 +79,11 @@ class FirstAnswers:
         counts_C = self.counts_C.clamp(min=max(1.0, self.sigma / 2))
         return counts_C / counts_C.sum()
 
+    def estimate_balance(self) -> float:
+        """Estimate the Gini impurity of the classes over its maximum: 1 for equal classes, near 0 for rare ones."""
+        frequency_C = self.estimate_frequencies()
+        return float((1 - frequency_C.square().sum()) / (1 - 1 / len(frequency_C)))
+
     def estimate_outside_share(self, size: int) -> float:
         """Estimate the share of values outside the public range, three standard deviations of noise on the low side."""
         if self.outside is None:

@@ -24,6 +24,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from pate_torch.core import checks
@@ -56,18 +57,34 @@ phrases of SST-2 and PneumoniaMNIST at epsilon 0.1 to 2 (docs/experiments/gradie
 _POINTS_PER_DIM = 10
 """Smallest number of public points for each feature dimension. With fewer points, whitening enlarges dimensions that
 hardly vary among the records (docs/experiments/better-models.md)."""
+_CLASS_EXPONENT = 1 / 6
+"""Exponent of half of the number of classes in the step size. With many classes, each has few records, and short steps
+do not reach the sizes of logits that the records support (docs/experiments/better-models.md)."""
+_BALANCE_EXPONENT = 0.75
+"""Exponent of the balance of the classes in the number of dimensions, and of its inverse in the step size."""
 _MIN_DIM = 0.5
 _STEP_SIZE = 2.0
 """Size of a step for whitened points of length 1 (docs/experiments/gradient-settings.md)."""
 
 
 def plan_descent(
-    mechanism: GradientDescent, num_records: float, num_public: int | None
+    mechanism: GradientDescent,
+    num_records: float,
+    num_public: int | None,
+    balance: float = 1.0,
+    num_classes: int = 2,
 ) -> tuple[GradientDescent, float]:
-    """Set the step sizes for a number of records. No price depends on them. Also return the effective dimension."""
+    """Set the step sizes for a number of records. No price depends on them. Also return the effective dimension.
+
+    The fewer records the rare classes have, the fewer dimensions and the longer steps are best. ``balance`` is 1 for
+    equal classes (``FirstAnswers.estimate_balance``; docs/experiments/better-models.md).
+    """
     max_dim = math.inf if num_public is None else num_public / _POINTS_PER_DIM
-    dim = max(_MIN_DIM, min(num_records / mechanism.sigma / _SIGNAL_TO_NOISE_PER_DIM, max_dim))
+    balance_factor = balance**_BALANCE_EXPONENT
+    signal_to_noise = num_records / mechanism.sigma * balance_factor
+    dim = max(_MIN_DIM, min(signal_to_noise / _SIGNAL_TO_NOISE_PER_DIM, max_dim))
     step_size = _STEP_SIZE * math.sqrt(1 + dim)  # the root is about the length of a whitened point
+    step_size *= (num_classes / 2) ** _CLASS_EXPONENT / balance_factor
     return replace(mechanism, first_step_size=step_size, step_size=step_size), dim
 
 
@@ -84,8 +101,9 @@ class GradientMethod(RecordMethod):
             ``nominal_size`` that the data set declares.
         neighbors: Number of nearest public features whose weighted mean replaces each feature (one mean-shift step,
             ``networks.MeanShift``). This helps if the noise is large. 0 to keep the features.
-        plans_from_counts: Whether ``effective_dim`` and the step sizes follow from the noisy class counts, and the
-            model is rescaled (``model_scale``). Needs ``class_counts``.
+        plans_from_counts: Whether ``effective_dim``, the step sizes and ``start_logits`` follow from the noisy class
+            counts, and the model is rescaled (``model_scale``). Needs ``class_counts``.
+        start_logits: Logits of the model before the first step. Empty for equal logits.
     """
 
     mechanism_type = GradientDescent
@@ -96,6 +114,7 @@ class GradientMethod(RecordMethod):
     size: int | None = None
     neighbors: int = 0
     plans_from_counts: bool = False
+    start_logits: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,13 +149,18 @@ class GradientMethod(RecordMethod):
             self.get_size(facts.spec)
 
     def adapt(self, first_answers: FirstAnswers, facts: DatasetFacts) -> GradientMethod:
-        """Set the size, and with ``plans_from_counts`` the other settings, from the noisy counts."""
+        """Set the size, and with ``plans_from_counts`` the other settings, from the noisy counts.
+
+        With rare classes, the model starts near the class frequencies instead of equal logits.
+        """
         declared_size = facts.spec.nominal_size if self.size is None else self.size
         size = min(first_answers.estimate_size(facts.num_units, declared_size), _MAX_RECORDS - 1)
         if not self.plans_from_counts:
             return replace(self, size=size)
-        mechanism, dim = plan_descent(self.mechanism, size, len(facts.pool))
-        return replace(self, size=size, mechanism=mechanism, effective_dim=dim)
+        balance, log_frequency_C = first_answers.estimate_balance(), first_answers.estimate_frequencies().log()
+        mechanism, dim = plan_descent(self.mechanism, size, len(facts.pool), balance, facts.spec.num_classes)
+        start_C = (1 - balance) * (log_frequency_C - log_frequency_C.mean())
+        return replace(self, size=size, mechanism=mechanism, effective_dim=dim, start_logits=tuple(start_C.tolist()))
 
     def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> ModelForecast:
         size = self.get_size(facts.spec)
@@ -192,6 +216,9 @@ class GradientMethod(RecordMethod):
             progress,
         )
         sensitivity = make_vector_sum_sensitivity(shards.adjacency, z_ND.shape[1] * spec.num_classes)
+        start_DC = torch.zeros(z_ND.shape[1], spec.num_classes, dtype=torch.float64)
+        if self.start_logits:
+            start_DC[-1] = whitening.radius * torch.tensor(self.start_logits)  # the last feature is the constant 1
         return GradientSums(
             z_ND=z_ND,
             y_N=private.y,
@@ -201,6 +228,7 @@ class GradientMethod(RecordMethod):
             sensitivity=make_record_sum_sensitivity(shards, sensitivity),
             scale=whitening.radius / self.get_size(spec),
             whitening=whitening,
+            start_DC=start_DC,
             neighbors=self.neighbors,
         )
 

@@ -377,6 +377,7 @@ class GradientSums:
         scale: Change of the weights by one unit (``UNIT_NORM``) of the gradient sum at step size 1.
         whitening: Releasable. Map from features to whitened features. None if the features of new points are unknown.
         neighbors: Number of neighbors of the mean-shift step before whitening. 0 if there is no such step.
+        start_DC: Releasable. Weights before the first step, float64 [D, C]. None for zeros.
         query_Q: Indices of the public points whose labels are requested. None to request all labels.
     """
 
@@ -389,6 +390,7 @@ class GradientSums:
     scale: float
     whitening: Whitening | None = None
     neighbors: int = 0
+    start_DC: Tensor | None = None
     query_Q: Tensor | None = None
 
     def __post_init__(self) -> None:

@@ -108,9 +108,9 @@ def select_by_cross_validation(
     """Select the best model by cross-validation, and return its out-of-fold probabilities [Q, C], too.
 
     The candidates are logistic regressions of ridge 1e4 to 1, for features whose mean square is 1, and nearest
-    neighbors unless ``linear_only``. Linear models are compared by likelihood, which decides better than accuracy if
-    labels are wrong. Probabilities of neighbors are coarse, so they are compared by accuracy, then by likelihood. Ties
-    go to the first model. All labels of one point (``point_Q``) are in one fold.
+    neighbors unless ``linear_only``. Accuracy decides, then likelihood. Of linear models alone, the largest ridge whose
+    likelihood is within a standard error of the best is selected, because wrong labels mislead accuracy. All labels of
+    one point (``point_Q``) are in one fold.
     """
     from sklearn.linear_model import LogisticRegression  # imported here, because the import takes a second
     from sklearn.model_selection import GroupKFold
@@ -128,12 +128,13 @@ def select_by_cross_validation(
             fitted = linear_model.set_params(C=model.C) if isinstance(model, LogisticRegression) else model
             proba_QC[test] = _predict_proba(fitted, x_QD[train], label_Q[train], x_QD[test], num_classes)
 
-    def compute_score(candidate: tuple[Any, np.ndarray]) -> tuple[int, float]:
-        likelihood_Q = candidate[1][np.arange(len(label_Q)), label_Q]
-        num_right = 0 if linear_only else int((candidate[1].argmax(1) == label_Q).sum())
-        return num_right, float(np.log(likelihood_Q).mean())
-
-    return max(zip(models, proba_MQC, strict=True), key=compute_score)
+    log_MQ = np.log(proba_MQC[:, np.arange(len(label_Q)), label_Q])
+    if linear_only:
+        deficit_MQ = log_MQ[log_MQ.mean(1).argmax()] - log_MQ
+        best = int((deficit_MQ.mean(1) <= deficit_MQ.std(1) / len(label_Q) ** 0.5).argmax())
+    else:
+        best = max(range(len(models)), key=lambda m: ((proba_MQC[m].argmax(1) == label_Q).sum(), log_MQ[m].mean()))
+    return models[best], proba_MQC[best]
 
 
 def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, num_classes: int) -> np.ndarray:
