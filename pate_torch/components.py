@@ -100,6 +100,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "exponential": _target("students.selection.Selection", defaults=[*_SELECTION_CANDIDATES, "_self_"]),
     },
     "student": {
+        "count_regression": _target("students.linear.CountRegression", features="${features}"),
         "fixmatch": _target(
             "students.semi_supervised.FixMatch",
             **_FEATURE_STUDENT,

@@ -80,15 +80,22 @@ class ConcatFeatures(nn.Module):
 
 
 class Fourier(nn.Module):
-    """A layer that appends F random cosines, [B, D] -> [B, D + F] (Rahimi and Recht 2007; ``features.fourier``)."""
+    """A layer that appends F random cosines, [B, D] -> [B, D + F] (Rahimi and Recht 2007; ``features.fourier``).
 
-    def __init__(self, width: int, cosines: int) -> None:
+    If ``balanced``, the point is divided by its length and the cosines by sqrt(F), so that both have the same weight.
+    """
+
+    def __init__(self, width: int, cosines: int, balanced: bool = False) -> None:
         super().__init__()
+        self.balanced = balanced
         self.frequency_DF = nn.Buffer(torch.zeros(width, cosines))
         self.phase_F = nn.Buffer(torch.zeros(cosines))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, math.sqrt(2) * torch.cos(x @ self.frequency_DF + self.phase_F)], 1)
+        cosine_BF = math.sqrt(2) * torch.cos(x @ self.frequency_DF + self.phase_F)
+        if self.balanced:
+            x, cosine_BF = F.normalize(x, dim=1), cosine_BF / math.sqrt(len(self.phase_F))
+        return torch.cat([x, cosine_BF], 1)
 
 
 class MeanShift(nn.Module):
@@ -359,10 +366,10 @@ def probe(
     return nn.Sequential(trunk, L2Normalize(), nn.Linear(width, num_classes))
 
 
-def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256) -> nn.Module:
+def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256, balanced: bool = False) -> nn.Module:
     """Build a linear map of points and of random cosines of the points, for students (``features.fourier``)."""
     width = math.prod(input_shape)
-    return nn.Sequential(nn.Flatten(), Fourier(width, cosines), nn.Linear(width + cosines, num_classes))
+    return nn.Sequential(nn.Flatten(), Fourier(width, cosines, balanced), nn.Linear(width + cosines, num_classes))
 
 
 def axis_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -389,7 +396,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
         if option not in allowed_options:
             problem = f"is unknown: network {name!r} takes {', '.join(allowed_options) or 'no options'}"
             raise checks.error("network option", option, problem)
-        if option not in ("norm", "of"):
+        if option not in ("norm", "of", "balanced"):
             for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
                 checks.integer(f"network.{option}", size, low=1)
 

@@ -36,25 +36,29 @@ class FourierFeatures(FeatureRecipe):
     Attributes:
         cosines: Number F of cosines. A point of D numbers gets D + F features.
         width: Width of the kernel, as a multiple of the median distance of the public points.
+        balanced: Whether points are divided by their length, and cosines by sqrt(F), so that both have the same weight.
     """
 
     name: str = "fourier"
     cosines: int = 256
     width: float = 1.0
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         checks.integer("features.cosines", self.cosines, low=1)
         checks.positive("features.width", self.width)
+        checks.boolean("features.balanced", self.balanced)
 
     @property
     def design(self) -> dict[str, Any]:
-        return {"name": "fourier", "options": {"cosines": self.cosines}}
+        # Without the default, so that students of earlier releases have the same description.
+        return {"name": "fourier", "options": {"cosines": self.cosines} | ({"balanced": True} if self.balanced else {})}
 
     def learn(
         self, x_P: Tensor, spec: DataSpec, *, seed: int, device: Device = "cpu", progress: Progress = do_nothing
     ) -> nn.Module:
         generator = make_torch_generator(seed, "representation", "fourier")
-        network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
+        network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, **self.design["options"]))
         module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
         z_PD = spec.normalize(x_P.cpu()).flatten(1)
         sample = torch.randperm(len(z_PD), generator=generator)[:_NUM_COMPARED_POINTS]

@@ -60,6 +60,7 @@ class NumpyStudent:
         bias_C: Biases.
         cosines: Frequencies [D, F] and phases [F] (``networks.Fourier``). None without cosines.
         has_unit_length: Whether features are divided by their length.
+        is_balanced: Whether the point and the cosines have the same weight (``networks.Fourier``).
     """
 
     spec: dict[str, Any]
@@ -67,6 +68,7 @@ class NumpyStudent:
     bias_C: np.ndarray
     cosines: tuple[np.ndarray, np.ndarray] | None
     has_unit_length: bool
+    is_balanced: bool = False
 
     @classmethod
     def load(cls, path: Path | str) -> NumpyStudent | None:
@@ -75,7 +77,8 @@ class NumpyStudent:
         try:
             spec, network = facts | facts["spec"], facts["network"]
             is_probe, options = network["name"] == "probe", network["options"]
-            name = (options.get("of") or {"name": "logistic"})["name"] if is_probe else network["name"]
+            design = (options.get("of") or {"name": "logistic", "options": {}}) if is_probe else network
+            name, is_balanced = design["name"], bool(design["options"].get("balanced"))
             has_encoder = (spec.get("encoder") or {}).get("points") is not None
             if has_encoder or options.get("neighbors") or name not in ("logistic", "fourier"):
                 return None
@@ -83,7 +86,8 @@ class NumpyStudent:
             cosines = None
             if name == "fourier":
                 cosines = tensors.pop(f"{trunk}frequency_DF"), tensors.pop(f"{trunk}phase_F")
-            student = cls(spec, tensors.pop(f"{head}weight"), tensors.pop(f"{head}bias"), cosines, is_probe)
+            weight_CD, bias_C = tensors.pop(f"{head}weight"), tensors.pop(f"{head}bias")
+            student = cls(spec, weight_CD, bias_C, cosines, is_probe, is_balanced)
             if tensors or math.prod(spec["input_shape"]) > student.weight_CD.shape[1]:
                 raise ValueError("its tensors have other names or shapes")
             probabilities = student.compute_probabilities(np.zeros((1, *spec["input_shape"]), np.float32))
@@ -102,12 +106,19 @@ class NumpyStudent:
         z_ND = z.reshape(len(z), -1).astype(np.float64)  # because weights may be large
         if self.cosines is not None:
             frequency_DF, phase_F = self.cosines
-            z_ND = np.concatenate([z_ND, math.sqrt(2) * np.cos(z_ND @ frequency_DF + phase_F)], 1)
+            cosine_NF = math.sqrt(2) * np.cos(z_ND @ frequency_DF + phase_F)
+            if self.is_balanced:
+                z_ND, cosine_NF = _normalize(z_ND), cosine_NF / math.sqrt(len(phase_F))
+            z_ND = np.concatenate([z_ND, cosine_NF], 1)
         if self.has_unit_length:
-            z_ND = z_ND / np.linalg.norm(z_ND, axis=1, keepdims=True).clip(1e-12)
+            z_ND = _normalize(z_ND)
         logit_NC = z_ND @ self.weight_CD.T + self.bias_C
         odds_NC = np.exp(logit_NC - logit_NC.max(1, keepdims=True))
         return odds_NC / odds_NC.sum(1, keepdims=True)
+
+
+def _normalize(z_ND: np.ndarray) -> np.ndarray:
+    return np.asarray(z_ND / np.linalg.norm(z_ND, axis=1, keepdims=True).clip(1e-12))
 
 
 def parse_classes(spec: Mapping[str, Any]) -> np.ndarray:
