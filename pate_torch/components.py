@@ -154,6 +154,15 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
             "label_smoothing": 0.0,
             "start": _target("teachers.recipe.PublicStart"),
         },
+        # Ridge regressions on random Fourier features, for shards of about twelve records.
+        "ridge": {
+            "defaults": ["standard", {"/features@start.features": "fourier"}, "_self_"],
+            "network": "logistic",
+            "optimizer": "ridge",
+            "steps": 1,
+            "weight_decay": 0.1,
+            "start": _target("teachers.recipe.PublicStart", features={"balanced": True}),
+        },
         "standard": _TEACHER,
     },
 }

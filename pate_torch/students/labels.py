@@ -54,16 +54,8 @@ def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> Stu
         posterior_QC = release.score_QC[answered_Q]
         posterior_QC = posterior_QC / posterior_QC.sum(1, keepdim=True)  # scores are centers of bins, so none is 0
     query_Q, label_Q, round_Q = (part[answered_Q] for part in (release.query_Q, release.label_Q, release.round_Q))
-    return StudentTask(
-        spec,
-        pool.x,
-        query_Q,
-        label_Q,
-        posterior_QC,
-        soft=release.score_QC is not None,
-        round_Q=round_Q,
-        noisy_counts=noisy_counts,
-    )
+    answers = query_Q, label_Q, posterior_QC, release.score_QC is not None, round_Q
+    return StudentTask(spec, pool.x, *answers, noisy_counts=noisy_counts)
 
 
 def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:

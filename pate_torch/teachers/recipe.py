@@ -135,8 +135,8 @@ class TeacherRecipe:
         steps: Number of training steps of each teacher.
         batch_size: Number of records in a batch.
         learning_rate: Learning rate of the first step.
-        optimizer: "adam", "sgd", or "ridge" for a ridge regression in closed form (``engine.fit_ridge``). This needs
-            the network "logistic" and takes one step.
+        optimizer: "adam", "sgd", or "ridge" for a ridge regression in closed form (``engine.fit_ridge``), which needs
+            the network "logistic" and takes no steps.
         momentum: Momentum of SGD.
         weight_decay: Weight decay, which is decoupled with Adam. With "ridge", the ridge for each number of an input.
         label_smoothing: Share of the target that is spread over all classes.
@@ -180,7 +180,6 @@ class TeacherRecipe:
         checks.non_negative("weight_decay", self.weight_decay)
         if self.optimizer == "ridge":
             checks.one_of("network", self.network, ("logistic",))
-            checks.integer("steps", self.steps, high=1)
             checks.positive("weight_decay", self.weight_decay)
         checks.between("label_smoothing", self.label_smoothing, 0, 0.5)
         checks.one_of("schedule", self.schedule, ("cosine", "constant"))

@@ -36,6 +36,16 @@ def test_inner_products_of_the_cosines_approach_the_gaussian_kernel():
     assert float((cosine_PF @ cosine_PF.T / 20_000 - wider).abs().max()) > 0.05
 
 
+def test_balanced_points_and_cosines_have_the_same_weight():
+    x = 30 * torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    encoder = FourierFeatures(cosines=5000, balanced=True).learn(x, SPEC, seed=1)
+    plain = FourierFeatures(cosines=5000).learn(x, SPEC, seed=1)(SPEC.normalize(x))
+    feature_PD = encoder(SPEC.normalize(x))
+    torch.testing.assert_close(feature_PD[:, :3], torch.nn.functional.normalize(SPEC.normalize(x), dim=1))
+    torch.testing.assert_close(feature_PD[:, 3:], plain[:, 3:] / math.sqrt(5000))
+    assert (feature_PD[:, 3:].norm(dim=1) - 1).abs().max() < 0.05
+
+
 def test_the_points_stand_first_and_the_seed_says_all():
     x = torch.randn(60, 3)
     recipe = FourierFeatures(cosines=5)
