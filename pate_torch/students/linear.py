@@ -152,33 +152,28 @@ class CountRegression(StudentAlgorithm):
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
         """Return the linear classifier. Raise ValueError if no noisy counts were released."""
-        problem, noisy = build_problem(task, seed, torch.device("cpu")), task.noisy_counts
+        problem, noisy, spec = build_problem(task, seed, torch.device("cpu")), task.noisy_counts, task.spec
         if noisy is None:
-            problem_text = "needs noisy counts, but only labels were released"
-            raise checks.error("student", self.name, problem_text, "Set mechanism.counts=true.")
-        encoder = nn.Flatten()
-        if self.features is not None:
-            encoder = self.features.learn(task.pool_x, task.spec, seed=seed, device=device)
-        feature_PD = encode(encoder.to(device), task.pool_x, task.spec).double()
-        count_QC = noisy.counts_QC.cpu().double()
-        num_teachers = max(1.0, float(count_QC.sum(1).mean()))  # a teacher has one vote on each question
+            fix = "Set mechanism.counts=true."
+            raise checks.error("student", self.name, "needs noisy counts, but only labels were released", fix)
+        recipe = self.features
+        encoder = nn.Flatten() if recipe is None else recipe.learn(task.pool_x, spec, seed=seed, device=device)
+        feature_PD, count_QC = encode(encoder.to(device), task.pool_x, spec).double(), noisy.counts_QC.cpu().double()
         mean_D = feature_PD[problem.query_Q].mean(0)
         weight_DC, deviation = _regress(feature_PD[problem.query_Q] - mean_D, count_QC, noisy.sigma)
         # Of this multiple, the softmax is about the probability that a class has the most votes without noise.
         sharpness = 1.7 / deviation
-        share_PC = (feature_PD - mean_D) @ weight_DC
-        offset_C = count_QC.mean(0) * sharpness
+        offset_C = sharpness * count_QC.mean(0)
         if task.frequency_C is not None:
-            offset_C = _match_frequencies(sharpness * share_PC, task.frequency_C)
-        scale = _LOGITS_PER_SHARE * task.spec.num_classes / num_teachers
-        weight_DC, offset_C = scale * weight_DC, scale / sharpness * offset_C
-        bias_C = offset_C - mean_D @ weight_DC
+            offset_C = _match_frequencies(sharpness * (feature_PD - mean_D) @ weight_DC, task.frequency_C)
+        # A teacher has one vote on each question, so the mean of the sums of counts is about the number of teachers.
+        scale = _LOGITS_PER_SHARE * spec.num_classes / max(1.0, float(count_QC.sum(1).mean()))
+        weight_DC = scale * weight_DC
+        bias_C = scale / sharpness * offset_C - mean_D @ weight_DC
         model = LinearModel(weight_DC.float(), bias_C.float(), neighbors=0, radius=1.0)
         posterior_QC = (feature_PD[problem.query_Q] @ weight_DC + bias_C).softmax(1)
         progress(1, 1)
-        return make_linear_student(
-            replace(task, model=model, posterior_QC=posterior_QC), None, self.features, seed, device
-        )
+        return make_linear_student(replace(task, model=model, posterior_QC=posterior_QC), None, recipe, seed, device)
 
 
 def _regress(z_QD: Tensor, count_QC: Tensor, sigma: float) -> tuple[Tensor, float]:
@@ -189,16 +184,14 @@ def _regress(z_QD: Tensor, count_QC: Tensor, sigma: float) -> tuple[Tensor, floa
     """
     u_QR, value_R, axis_RD = torch.linalg.svd(z_QD, full_matrices=False)
     rotated_RC = u_QR.T @ (count_QC - count_QC.mean(0))
-    best_evidence, best_variance_R = -math.inf, torch.zeros_like(value_R)
-    for exponent in torch.linspace(-8, 8, _NUM_RIDGES).tolist():
-        signal_R = 10**exponent * sigma**2 * (value_R / value_R.square().mean().sqrt().clamp(min=1e-12)).square()
-        total_R = signal_R + sigma**2
-        evidence = -float((count_QC.shape[1] * total_R.log() + rotated_RC.square().sum(1) / total_R).sum())
-        if evidence > best_evidence:
-            best_evidence, best_variance_R = evidence, signal_R
-    shrinkage_R = best_variance_R / (best_variance_R + sigma**2)
+    # Variance of the signal along each axis over that of the noise, for each prior of the grid.
+    ratio_GR = torch.logspace(-8, 8, _NUM_RIDGES, dtype=torch.float64)[:, None] * value_R.square()
+    ratio_GR = ratio_GR / value_R.square().mean().clamp(min=1e-12)
+    energy_R = rotated_RC.square().sum(1) / sigma**2
+    cost_G = (count_QC.shape[1] * ratio_GR.log1p() + energy_R / (1 + ratio_GR)).sum(1)
+    shrinkage_R = 1 - 1 / (1 + ratio_GR[cost_G.argmin()])
     scale_R = torch.where(value_R > 1e-9 * value_R.max(), shrinkage_R / value_R, 0.0)
-    deviation = math.sqrt(2 * sigma**2 * max(float(shrinkage_R.sum()), 1.0) / len(z_QD))
+    deviation = sigma * math.sqrt(2 * max(float(shrinkage_R.sum()), 1.0) / len(z_QD))
     return axis_RD.T @ (scale_R[:, None] * rotated_RC), deviation
 
 

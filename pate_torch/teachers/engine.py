@@ -261,8 +261,7 @@ def fit_ridge(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe) -> TrainedChu
         z_SD = torch.where(z_SD.isfinite().all(1, keepdim=True), z_SD, 0.0)
         y_SC = F.one_hot(chunk.y_kS[row, :size], spec.num_classes).double()
         share_C = y_SC.mean(0)
-        gram_SS = z_SD @ z_SD.T
-        ridge_SS = recipe.weight_decay * width * torch.eye(size, dtype=torch.float64)
+        gram_SS, ridge_SS = z_SD @ z_SD.T, recipe.weight_decay * width * torch.eye(size, dtype=torch.float64)
         # solve_ex raises no error for a matrix that is singular in floating point; its teacher votes for class 0.
         dual_SC = torch.linalg.solve_ex(gram_SS + ridge_SS, y_SC - share_C).result
         weight_kCD[row] = (dual_SC.T @ z_SD / share_C.clamp(min=1 / size)[:, None]).float()
