@@ -59,8 +59,8 @@ class StudentTask:
             mask_Q = round_Q == r
             posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[mask_Q]
             query_S, label_S = self.query_Q.cpu()[mask_Q], self.label_Q.cpu()[mask_Q]
-            parts = {"query_Q": query_S, "label_Q": label_S, "posterior_QC": posterior_SC}
-            tasks.append(replace(self, **parts, round_Q=None, noisy_counts=None))
+            part = replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=None)
+            tasks.append(replace(part, noisy_counts=None))
         return tasks
 
 
