@@ -199,6 +199,11 @@ class StudentAlgorithm(ABC):
         return False
 
     @property
+    def needs_counts(self) -> bool:
+        """Whether the student learns from noisy counts alone."""
+        return False
+
+    @property
     def guide(self) -> StudentAlgorithm | None:
         """Algorithm of the students between rounds of questions. None if there can be no such students."""
         return self

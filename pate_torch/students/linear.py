@@ -148,6 +148,10 @@ class CountRegression(StudentAlgorithm):
     name: str = "count_regression"
     features: FeatureRecipe | None = None
 
+    @property
+    def needs_counts(self) -> bool:
+        return True
+
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:

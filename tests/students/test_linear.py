@@ -1,5 +1,6 @@
 """Linear students: scikit-learn's fit as a network, scores, noisy counts, and a released model that is not there."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -9,6 +10,8 @@ from scipy.stats import multivariate_normal
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from pate_torch.features.fourier import FourierFeatures
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.records import NoisyCounts
 from pate_torch.students import linear, numpy_student
 from pate_torch.students.base import StudentTask
@@ -120,3 +123,9 @@ def test_a_regression_of_counts_predicts_with_numpy_alone(features, tmp_path):
 def test_a_regression_of_counts_needs_counts():
     with pytest.raises(ValueError, match=r"mechanism\.counts=true"):
         CountRegression().fit(make_task()[0], seed=0, device=CPU)
+    for counts in (False, True):
+        method = TeacherVotes(num_teachers=4, mechanism=GNMax(sigma=2.0, counts=counts))
+        with contextlib.nullcontext() if counts else pytest.raises(ValueError, match="needs noisy counts"):
+            method.check_student(CountRegression())
+    with pytest.raises(ValueError, match="guide_student"):
+        TeacherVotes(num_teachers=4, mechanism=GNMax(sigma=2.0), guide_student=CountRegression())
