@@ -60,8 +60,8 @@ class PublicStart:
         # One scale for all features, because a scale for each feature would enlarge unimportant features.
         scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
         width, mean, std = len(mean_D), tuple(mean_D.tolist()), (scale,) * len(mean_D)
-        raw_only = dict.fromkeys(("schema", "resize", "low", "high"))
-        output_spec = dataclasses.replace(spec, input_shape=(width,), mean=mean, std=std, **raw_only)
+        plain_spec = dataclasses.replace(spec, schema=None, resize=None, low=None, high=None)
+        output_spec = dataclasses.replace(plain_spec, input_shape=(width,), mean=mean, std=std)
         return Trunk(description, encoder, spec, output_spec)
 
 
