@@ -100,6 +100,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "exponential": _target("students.selection.Selection", defaults=[*_SELECTION_CANDIDATES, "_self_"]),
     },
     "student": {
+        "count_regression": _target("students.linear.CountRegression", features="${features}"),
         "fixmatch": _target(
             "students.semi_supervised.FixMatch",
             **_FEATURE_STUDENT,
@@ -152,6 +153,15 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
             "learning_rate": 1e-2,
             "label_smoothing": 0.0,
             "start": _target("teachers.recipe.PublicStart"),
+        },
+        # Ridge regressions on random Fourier features, for shards of about twelve records.
+        "ridge": {
+            "defaults": ["standard", {"/features@start.features": "fourier"}, "_self_"],
+            "network": "logistic",
+            "optimizer": "ridge",
+            "steps": 1,
+            "weight_decay": 0.1,
+            "start": _target("teachers.recipe.PublicStart", features={"cosine_variance": 1.0}),
         },
         "standard": _TEACHER,
     },

@@ -215,7 +215,9 @@ class ReleaseSession(OpenRun):
             )
         releases_guide = isinstance(method, LabelingMethod) and method.releases_guide
         task = make_student_task(facts.spec, facts.pool, labels)
-        task = replace(task, guide=written.guide if releases_guide else None)
+        first_answers = release_store.read_first_answers(self.release_dir)
+        frequency_C = None if first_answers is None else first_answers.estimate_frequencies()
+        task = replace(task, guide=written.guide if releases_guide else None, frequency_C=frequency_C)
 
         def train_student(name: str, algorithm: StudentAlgorithm) -> Student:
             progress = self.stages(f"Training the student ({name})")

@@ -68,7 +68,7 @@ from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
-from pate_torch.students.linear import Logistic, ReleasedModel
+from pate_torch.students.linear import CountRegression, Logistic, ReleasedModel
 from pate_torch.students.private_test import TEST_PRICE_SHARE
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.semi_supervised import FixMatch
@@ -524,7 +524,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec, facts: autoconfig.PublicFacts) -> Any:
         """Release labels of the public points, train the student, weight its classes and test it."""
         method, student = self.method_, self.student
-        options: dict[str, Any] = {"strategy": method.query, "features": method.features, "finish": False}
+        options: dict[str, Any] = {"features": method.features, "finish": False}
         options["student"] = student if isinstance(student, StudentAlgorithm) else None
         try:
             release = pate.label(pool, method.num_queries, **options)
@@ -569,7 +569,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Select the default student of the method: the released model, or a student of the released labels."""
         method, images = self.method_, spec.is_image
         network = select_student_network(spec) if images or self.encoder is None else "logistic"
-        if not method.self_training and method.name == "teachers":
+        if method.name == "teachers" and method.teacher is not None:
+            return CountRegression(features=method.features)
+        if method.name == "teachers":
             return FixMatch(network=network) if images else Logistic()
         if not method.self_training:
             return ReleasedModel(features=method.features)

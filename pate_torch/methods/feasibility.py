@@ -31,6 +31,8 @@ MIN_SKILL = 0.05
 """Smallest skill that a few hundred labels can distinguish from chance. Skill 0 is guessing, and 1 is certainty."""
 MAX_LEAD_SHARE = 0.5
 """Largest lead in votes that many ensembles reach, as a share of the number of teachers."""
+NUM_AVERAGES = 20
+"""Number of directions in which a regression of noisy counts fits noise, in forecasts."""
 _SKILL_COEFFICIENTS = (-0.368, 0.155, 0.064)
 _SKILL_DEVIATIONS = (-0.40, 0.39)
 """Expected skill of a model of noisy gradients: a constant, and coefficients of the logarithms of the number of units,
@@ -136,10 +138,18 @@ def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: 
     return None
 
 
+def average_counts(mechanism: Mechanism, num_queries: int) -> Mechanism:
+    """Return the mechanism with the noise of an average, if it releases counts, which a student averages."""
+    if not isinstance(mechanism, gaussian.GNMax) or not mechanism.counts:
+        return mechanism
+    return dataclasses.replace(mechanism, sigma=mechanism.sigma * min(1, NUM_AVERAGES / num_queries) ** 0.5)
+
+
 def format_low_signal_warning(
     mechanism: Mechanism, num_teachers: int, num_classes: int, num_queries: int
 ) -> str | None:
     """Format a warning if useful labels need a lead of more than ``MAX_LEAD_SHARE`` of the votes, else None."""
+    mechanism = average_counts(mechanism, num_queries)
     lead, symptom = compute_break_even_lead(mechanism, num_classes), "a label is nearer to a guess than to the truth"
     if lead is None:
         lead, symptom = compute_answering_lead(mechanism, num_queries, num_classes), "most questions are not answered"

@@ -131,6 +131,7 @@ class GradientMethod(RecordMethod):
     def check_student(self, student: StudentAlgorithm) -> None:
         """Raise ValueError if the released model uses features of another student than the published one."""
         if not student.returns_released_model:
+            super().check_student(student)
             return
         if self.num_rounds > 1 and not self.releases_guide:
             fix = "Use student@guide_student=same."

@@ -96,6 +96,17 @@ class LabelingMethod(PrivateMethod):
         if self.guide_student is not None and self.guide_student.returns_released_model:
             problem = "returns the released model, so it cannot learn from the answers of a round"
             raise checks.error("guide_student", self.guide_student.name, problem, "Name another student.")
+        if self.guide_student is not None:
+            self._check_counts("guide_student", self.guide_student)
+
+    def check_student(self, student: StudentAlgorithm) -> None:
+        super().check_student(student)
+        self._check_counts("student", student)
+
+    def _check_counts(self, key: str, student: StudentAlgorithm) -> None:
+        if student.needs_counts and not self.mechanism.releases_counts:
+            problem = "needs noisy counts, which the mechanism does not release"
+            raise checks.error(key, student.name, problem, "Use mechanism=gaussian mechanism.counts=true.")
 
     @property
     def mechanism_name(self) -> str:

@@ -2,14 +2,13 @@
 
 The method is noisy gradients of a linear model. Its features are random Fourier features of rows, contrastive features
 of images, or the features of an encoder. Teachers answer only if the user asks for them, or brings a teacher. Those for
-rows are linear and label the centers of clusters; if the number of records is declared, each has about ten records.
-DP-SGD is never chosen automatically. Gradients and teachers first buy noisy class counts, which decide the scale of the
-gradient steps and whether the fit goes on.
+rows are ridge regressions that vote on all public points; if the number of records is declared, each has about twelve
+records. DP-SGD is never chosen automatically. Gradients and teachers first buy noisy class counts, which decide the
+scale of the gradient steps, the class frequencies of the student of votes, and whether the fit goes on.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,19 +22,18 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods import feasibility
 from pate_torch.planning import gradient_budget
-from pate_torch.queries.base import QueryStrategy
-from pate_torch.queries.clusters import Medoids
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
 
 METHODS: Final = ("auto", "teachers", "gradients", "dpsgd")
 _MAX_TEACHERS, _MIN_TEACHERS = 400, 10
 _RECORDS_PER_TEACHER = 100
 """Number of records per teacher for networks and for estimators of the user."""
-_LINEAR_RECIPE: Final = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03)
-_MAX_LINEAR_TEACHERS = 4000
-_RECORDS_PER_LINEAR_TEACHER, _RECORDS_PER_CLASS = 10, 1.25
-"""Number of records per linear teacher; the second number times C if that is larger. The noise does not depend on the
-number of teachers, so many weak votes are better than few good votes (docs/experiments/teacher-settings.md)."""
+_RIDGE_RECIPE: Final = TeacherRecipe(network="logistic", optimizer="ridge", weight_decay=0.1, steps=1)
+_TEACHER_FEATURES: Final = FourierFeatures(cosine_variance=1.0)
+_MAX_RIDGE_TEACHERS = 4000
+_RECORDS_PER_RIDGE_TEACHER = 12
+"""Number of records per ridge regression. The noise does not depend on the number of teachers, so many weak votes are
+better than few good votes (docs/experiments/teacher-settings.md)."""
 TARGET_LEAD_SHARE = 0.25
 """Largest lead, as a share of the votes, that a useful label should need."""
 _QUERY_COUNTS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
@@ -81,8 +79,7 @@ class MethodConfig:
         mechanism: Mechanism with calibrated noise. None for DP-SGD, whose noise is calibrated later.
         class_counts: Mechanism of the noisy class counts. None for DP-SGD, which draws its noise by Opacus.
         teacher: Recipe of the teachers. None for a small network or the user's teacher.
-        query: Query strategy. None to draw the public points at random.
-        features: Feature recipe of the linear model. None to use the points as they are.
+        features: Feature recipe of the linear model, or of the student of ridge regressions. None to use the points.
         self_training: Whether the default student is ``SelfTraining``. For gradients in the features of an encoder, the
             class counts decide (``needs_self_training``).
         reason: Reason for this choice.
@@ -95,7 +92,6 @@ class MethodConfig:
     num_queries: int = 1
     mechanism: Mechanism | None = None
     teacher: TeacherRecipe | None = None
-    query: QueryStrategy | None = None
     features: FeatureRecipe | None = None
     class_counts: ClassCounts | None = None
     self_training: bool = False
@@ -131,22 +127,23 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
     linear = num_teachers is None and not (facts.is_image or facts.has_groups or facts.has_own_teacher)
     max_teachers, records_per_teacher = _MAX_TEACHERS, _RECORDS_PER_TEACHER
     if linear and facts.num_records is not None:  # an undeclared number may be far below the number of public points
-        max_teachers = _MAX_LINEAR_TEACHERS
-        records_per_teacher = max(_RECORDS_PER_LINEAR_TEACHER, math.ceil(_RECORDS_PER_CLASS * facts.num_classes))
+        max_teachers, records_per_teacher = _MAX_RIDGE_TEACHERS, _RECORDS_PER_RIDGE_TEACHER
     teachers = num_teachers or min(max_teachers, max(_MIN_TEACHERS, size_estimate // records_per_teacher))
-    for queries in (num_queries,) if num_queries else _QUERY_COUNTS:
+    for queries in (num_queries,) if num_queries else (facts.num_public,) if linear else _QUERY_COUNTS:
         queries = min(queries, facts.num_public)
         sigma, class_counts = gradient_budget.calibrate_with_counts(
-            lambda sigma, count=queries: GNMax(sigma=sigma).privacy_events(count),  # type: ignore[misc]
+            lambda sigma, count=queries: GNMax(sigma=sigma, counts=linear).privacy_events(count),  # type: ignore[misc]
             facts.adjacency,
             epsilon=facts.epsilon,
             delta=facts.delta,
         )
-        gaussian = GNMax(sigma=sigma)
-        lead = feasibility.compute_break_even_lead(gaussian, facts.num_classes)
+        gaussian = GNMax(sigma=sigma, counts=linear)
+        lead = feasibility.compute_break_even_lead(feasibility.average_counts(gaussian, queries), facts.num_classes)
         assert lead is not None
         if lead <= TARGET_LEAD_SHARE * teachers:
             break
+    features = None if facts.is_encoded else _TEACHER_FEATURES
+    recipe = _RIDGE_RECIPE if features is None else replace(_RIDGE_RECIPE, start=PublicStart(features=features))
     basis = "the number of public points" if facts.num_records is None else "the declared number of records"
     warning = feasibility.format_low_signal_warning(gaussian, teachers, facts.num_classes, queries)
     expectation = f"labels are useful if a class leads every other class by at least {lead:.3g} of {teachers} votes"
@@ -158,9 +155,8 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
         num_queries=queries,
         mechanism=gaussian,
         class_counts=class_counts,
-        teacher=_LINEAR_RECIPE if linear else None,
-        query=Medoids() if linear else None,
-        self_training=linear,
+        teacher=recipe if linear else None,
+        features=features if linear else None,
         reason=f"{teachers} teachers (by {basis}) answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
         expectation=expectation,
         is_noise_dominated=warning is not None,

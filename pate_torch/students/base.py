@@ -17,7 +17,7 @@ from pate_torch.core import checks, rng
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.encoder import Encoder
-from pate_torch.privacy.records import DataSpec, EncoderCard, LinearModel
+from pate_torch.privacy.records import DataSpec, EncoderCard, LinearModel, NoisyCounts
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,8 @@ class StudentTask:
         round_Q: Round, from 0, in which each question was asked. None if there was only one round.
         guide: Student of the same algorithm, trained on all rounds but the last. None if there is no such student.
         model: Released linear model that gave the answers of the last round. None if no model was released.
+        noisy_counts: Noisy counts of the answered points. None if they were not released.
+        frequency_C: Noisy class frequencies of the private records, float64 [C]. None if they were not released.
     """
 
     spec: DataSpec
@@ -47,6 +49,8 @@ class StudentTask:
     round_Q: Tensor | None = None
     guide: Student | None = None
     model: LinearModel | None = None
+    noisy_counts: NoisyCounts | None = None
+    frequency_C: Tensor | None = None
 
     def split_rounds(self) -> list[StudentTask]:
         """Split the task into one task for each round with answers, on the CPU."""
@@ -57,7 +61,8 @@ class StudentTask:
             mask_Q = round_Q == r
             posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[mask_Q]
             query_S, label_S = self.query_Q.cpu()[mask_Q], self.label_Q.cpu()[mask_Q]
-            tasks.append(replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=None))
+            part = replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=None)
+            tasks.append(replace(part, noisy_counts=None))
         return tasks
 
 
@@ -207,6 +212,11 @@ class StudentAlgorithm(ABC):
     @property
     def returns_released_model(self) -> bool:
         """Whether the student is the model that the mechanism released."""
+        return False
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether the student learns from noisy counts alone."""
         return False
 
     @property

@@ -45,15 +45,17 @@ def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> Stu
         rounds = torch.arange(release.num_pool_rounds)
         query_Q, round_Q = torch.arange(len(pool)).repeat(len(rounds)), rounds.repeat_interleave(len(pool))
         return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC=share_QC, round_Q=round_Q, model=release.model)
-    answered_Q, posterior_QC = release.answered_Q, None
+    answered_Q, posterior_QC, noisy_counts = release.answered_Q, None, None
     if release.noisy_counts is not None:  # round by round, because the lead differs between rounds
+        noisy_counts = NoisyCounts(release.noisy_counts.counts_QC[answered_Q], release.noisy_counts.sigma)
         parts = release.noisy_counts.split(release.queries_per_round)
         posterior_QC = torch.cat([compute_label_posterior(part) for part in parts])[answered_Q]
     elif release.score_QC is not None:
         posterior_QC = release.score_QC[answered_Q]
         posterior_QC = posterior_QC / posterior_QC.sum(1, keepdim=True)  # scores are centers of bins, so none is 0
     query_Q, label_Q, round_Q = (part[answered_Q] for part in (release.query_Q, release.label_Q, release.round_Q))
-    return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC, soft=release.score_QC is not None, round_Q=round_Q)
+    answers = query_Q, label_Q, posterior_QC, release.score_QC is not None, round_Q
+    return StudentTask(spec, pool.x, *answers, noisy_counts=noisy_counts)
 
 
 def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:

@@ -1,19 +1,23 @@
-"""Linear students: logistic regression on the answers (LZCW21 section 5), and the released model of noisy gradients."""
+"""Linear students: logistic regression on labels (LZCW21 section 5), regression of counts, the model of gradients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
-from pate_torch.features.contrastive import append_mean_shift
+from pate_torch.features.contrastive import append_mean_shift, encode
+from pate_torch.privacy.records import LinearModel
+from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.labels import (
     compute_rms,
@@ -22,8 +26,13 @@ from pate_torch.students.labels import (
 )
 from pate_torch.students.training import build_problem
 
+_LOGITS_PER_SHARE = 2.0
+"""Slope of the logits of ``CountRegression`` by the share of the votes, over the number of classes. 1 would repeat the
+shares, but teachers together are more often right than one of them (docs/experiments/teacher-settings.md)."""
 _MISSING_CLASS_LOGIT = -30.0
 """Logit of a class without labels, which is a probability of about 1e-13."""
+_NUM_RIDGES, _NUM_MATCHINGS = 65, 200
+"""Numbers of compared ridges, and of steps towards the class frequencies."""
 _MIN_COMPARED_PROBABILITY = 1e-30
 """Smallest probability whose logit is compared, because float32 stores smaller probabilities inaccurately."""
 _MAX_LOGIT_DEVIATION = 0.02
@@ -125,6 +134,82 @@ class ReleasedModel(StudentAlgorithm):
         student = make_linear_student(task, None, self.features, seed, device)
         progress(1, 1)
         return student
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountRegression(StudentAlgorithm):
+    """Ridge regression of the noisy counts, whose noise is known. The seed draws the features only.
+
+    The ridge maximizes the evidence. The logits are a multiple of the regression plus an offset for each class. With
+    released class frequencies, the offsets are those at which each class has its frequency among the public points.
+
+    Attributes:
+        features: Recipe of the features of unit length. None to use the points.
+    """
+
+    name: str = "count_regression"
+    features: FeatureRecipe | None = None
+
+    @property
+    def needs_counts(self) -> bool:
+        return True
+
+    def fit(
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
+    ) -> Student:
+        """Return the linear classifier. Raise ValueError if no noisy counts were released."""
+        problem, noisy, spec = build_problem(task, seed, torch.device("cpu")), task.noisy_counts, task.spec
+        if noisy is None:
+            fix = "Set mechanism.counts=true."
+            raise checks.error("student", self.name, "needs noisy counts, but only labels were released", fix)
+        recipe = self.features
+        encoder = nn.Flatten() if recipe is None else recipe.learn(task.pool_x, spec, seed=seed, device=device)
+        feature_PD, count_QC = encode(encoder.to(device), task.pool_x, spec).double(), noisy.counts_QC.cpu().double()
+        mean_D = feature_PD[problem.query_Q].mean(0)
+        weight_DC, deviation = _regress(feature_PD[problem.query_Q] - mean_D, count_QC, noisy.sigma)
+        # Of this multiple, the softmax is about the probability that a class has the most votes without noise.
+        sharpness = 1.7 / deviation
+        offset_C = sharpness * count_QC.mean(0)
+        if task.frequency_C is not None:
+            offset_C = _match_frequencies(sharpness * (feature_PD - mean_D) @ weight_DC, task.frequency_C)
+        # A teacher has one vote on each question, so the mean of the sums of counts is about the number of teachers.
+        scale = _LOGITS_PER_SHARE * spec.num_classes / max(1.0, float(count_QC.sum(1).mean()))
+        weight_DC, bias_C = scale * weight_DC, scale / sharpness * offset_C
+        posterior_QC = ((feature_PD[problem.query_Q] - mean_D) @ weight_DC + bias_C).softmax(1)
+        # Centered features of unit length are shorter than this radius, so none is clipped.
+        whitening = Whitening(mean_D.float(), torch.eye(len(mean_D)), radius=4.0)
+        weight_EC = F.pad(whitening.radius * weight_DC, (0, 0, 0, 1))  # the constant feature has no weight
+        model = LinearModel(weight_EC.float(), bias_C.float(), whitening)
+        progress(1, 1)
+        return make_linear_student(replace(task, model=model, posterior_QC=posterior_QC), None, recipe, seed, device)
+
+
+def _regress(z_QD: Tensor, count_QC: Tensor, sigma: float) -> tuple[Tensor, float]:
+    """Return the weights [D, C] of a ridge regression, and the standard deviation of a difference of two predictions.
+
+    The prior of the weights is normal with mean 0. Its variance is the one of a grid at which the centered counts, with
+    noise of standard deviation ``sigma``, are most likely.
+    """
+    u_QR, value_R, axis_RD = torch.linalg.svd(z_QD, full_matrices=False)
+    rotated_RC = u_QR.T @ (count_QC - count_QC.mean(0))
+    # Variance of the signal along each axis over that of the noise, for each prior of the grid.
+    ratio_GR = torch.logspace(-8, 8, _NUM_RIDGES, dtype=torch.float64)[:, None] * value_R.square()
+    ratio_GR = ratio_GR / value_R.square().mean().clamp(min=1e-12)
+    energy_R = rotated_RC.square().sum(1) / sigma**2
+    cost_G = (count_QC.shape[1] * ratio_GR.log1p() + energy_R / (1 + ratio_GR)).sum(1)
+    shrinkage_R = 1 - 1 / (1 + ratio_GR[cost_G.argmin()])
+    scale_R = torch.where(value_R > 1e-9 * value_R.max(), shrinkage_R / value_R, 0.0)
+    deviation = sigma * math.sqrt(2 * max(float(shrinkage_R.sum()), 1.0) / len(z_QD))
+    return axis_RD.T @ (scale_R[:, None] * rotated_RC), deviation
+
+
+def _match_frequencies(logit_PC: Tensor, frequency_C: Tensor) -> Tensor:
+    """Compute offsets of the logits, [C], at which the class probabilities have these means over the points."""
+    offset_C = torch.zeros_like(frequency_C)
+    for _ in range(_NUM_MATCHINGS):
+        log_mean_C = (logit_PC + offset_C).log_softmax(1).logsumexp(0) - math.log(len(logit_PC))
+        offset_C = offset_C + frequency_C.log() - log_mean_C
+    return offset_C - offset_C.mean()
 
 
 def make_linear_student(

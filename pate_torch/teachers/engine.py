@@ -7,6 +7,7 @@ not depend on the chunk in which the teacher is trained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ ShareCallback = Callable[[float], object]
 
 BLOCK_STEPS = 32
 """Number of steps whose distortions are drawn together. The draws depend on this number."""
+
+ABSENT_CLASS_LOGIT = -1e6
+"""Logit of a class that a shard lacks, with which a ridge regression does not vote for this class."""
 
 CURVE_POINTS, CURVES = 50, ("curve.loss", "curve.accuracy")
 """Number of points and names of a teacher's private learning curves."""
@@ -226,6 +230,8 @@ def train_stacked(
     report_share: ShareCallback = do_nothing,
 ) -> TrainedChunk:
     """PRIVATE. Train all teachers of a chunk at once. ``train_params`` describes the arguments."""
+    if recipe.optimizer == "ridge":
+        return fit_ridge(chunk, spec, recipe)
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
@@ -236,3 +242,32 @@ def train_stacked(
         return stacked.forward(module, params, x.to(dtype))
 
     return train_params(forward, params, chunk, spec, recipe, seed, device, report_share)
+
+
+def fit_ridge(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe) -> TrainedChunk:
+    """PRIVATE. Fit the ridge regression of each teacher of a chunk to one-hot labels, in float64 on the CPU.
+
+    The logit of class c is (E(c | z) - m_c) / m_c for the regression E(c | z) of centered labels and the share m_c of
+    the class in the shard, so a rare class wins where it is more frequent than usual. A class that the shard lacks
+    never wins. Each teacher is computed from its own rows alone, so no other shard influences even its rounding.
+    """
+    width, num_points = math.prod(spec.input_shape), min(CURVE_POINTS, recipe.steps)
+    weight_kCD, bias_kC = torch.zeros(len(chunk), spec.num_classes, width), torch.zeros(len(chunk), spec.num_classes)
+    curve_kP = {name: torch.zeros(len(chunk), num_points) for name in CURVES}
+    for row, size in enumerate(chunk.size_k.tolist()):
+        if size == 0:
+            continue
+        z_SD = spec.normalize(chunk.x_kS[row, :size], torch.float64).flatten(1)
+        z_SD = torch.where(z_SD.isfinite().all(1, keepdim=True), z_SD, 0.0)
+        y_SC = F.one_hot(chunk.y_kS[row, :size], spec.num_classes).double()
+        share_C = y_SC.mean(0)
+        gram_SS, ridge_SS = z_SD @ z_SD.T, recipe.weight_decay * width * torch.eye(size, dtype=torch.float64)
+        # solve_ex raises no error for a matrix that is singular in floating point; its teacher votes for class 0.
+        dual_SC = torch.linalg.solve_ex(gram_SS + ridge_SS, y_SC - share_C).result
+        weight_kCD[row] = (dual_SC.T @ z_SD / share_C.clamp(min=1 / size)[:, None]).float()
+        bias_kC[row] = torch.where(share_C > 0, 0.0, ABSENT_CLASS_LOGIT)
+        fitted_SC = share_C + gram_SS @ dual_SC
+        curve_kP["curve.loss"][row] = (fitted_SC - y_SC).square().sum(1).mean()
+        curve_kP["curve.accuracy"][row] = (fitted_SC.argmax(1) == y_SC.argmax(1)).float().mean()
+    params = {"1.weight": weight_kCD.to(recipe.torch_dtype), "1.bias": bias_kC.to(recipe.torch_dtype)}
+    return TrainedChunk(params, curve_kP)

@@ -1,7 +1,8 @@
 """Recipes of the training of a teacher. They are public and the same for all teachers, whatever the shards contain.
 
 Teachers may share a trunk: an encoder that is learned from the public points, at no cost in privacy, and then frozen. A
-teacher is then a small head that takes the trunk's features, for which sixty records are enough.
+teacher is then a small head that takes the trunk's features, for which sixty records are enough, or ten for a ridge
+regression.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool, Shards
 from pate_torch.teachers import distributed
@@ -30,12 +32,14 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.floa
 class PublicStart:
     """Recipe of a trunk, with the recipe ``features`` of the encoder."""
 
-    features: ContrastiveFeatures
+    features: FeatureRecipe
 
     def __post_init__(self) -> None:
-        if not isinstance(self.features, ContrastiveFeatures):
-            raise checks.error("start.features", self.features, "must be a recipe", "Use teacher=public_start.")
-        checks.integer("start.features.encoders", self.features.encoders, low=1, high=1)
+        if not isinstance(self.features, FeatureRecipe) or self.features.design is None:
+            problem = "must be a recipe of a network"
+            raise checks.error("start.features", self.features, problem, "Use teacher=public_start.")
+        if isinstance(self.features, ContrastiveFeatures):
+            checks.integer("start.features.encoders", self.features.encoders, low=1, high=1)
 
     def learn(
         self,
@@ -47,15 +51,17 @@ class PublicStart:
         progress: Progress = do_nothing,
     ) -> Trunk:
         """Learn the trunk from raw public points [P, ...]."""
-        network, options = self.features.network, self.features.network_options
-        description = networks.describe(network, spec.input_shape, spec.num_classes, **options)
+        design = self.features.design
+        assert design is not None
+        description = networks.describe(design["name"], spec.input_shape, spec.num_classes, **design["options"])
         encoder = self.features.learn(pool_x, spec, seed=seed, device=device, progress=progress).cpu().eval()
         feature_PD = encode(encoder, pool_x, spec).double()
         mean_D = feature_PD.mean(0)
         # One scale for all features, because a scale for each feature would enlarge unimportant features.
         scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
         width, mean, std = len(mean_D), tuple(mean_D.tolist()), (scale,) * len(mean_D)
-        output_spec = dataclasses.replace(spec, input_shape=(width,), mean=mean, std=std, schema=None, resize=None)
+        plain_spec = dataclasses.replace(spec, schema=None, resize=None, low=None, high=None)
+        output_spec = dataclasses.replace(plain_spec, input_shape=(width,), mean=mean, std=std)
         return Trunk(description, encoder, spec, output_spec)
 
 
@@ -129,9 +135,10 @@ class TeacherRecipe:
         steps: Number of training steps of each teacher.
         batch_size: Number of records in a batch.
         learning_rate: Learning rate of the first step.
-        optimizer: "adam" or "sgd".
+        optimizer: "adam", "sgd", or "ridge" for a ridge regression in closed form (``engine.fit_ridge``), which needs
+            the network "logistic" and takes no steps.
         momentum: Momentum of SGD.
-        weight_decay: Weight decay, which is decoupled with Adam.
+        weight_decay: Weight decay, which is decoupled with Adam. With "ridge", the ridge for each number of an input.
         label_smoothing: Share of the target that is spread over all classes.
         schedule: Schedule of the learning rate, "cosine" (down to 0) or "constant".
         augment: Random distortions of images, also as a mapping of the fields of ``Affine``. None to train on the
@@ -168,9 +175,12 @@ class TeacherRecipe:
         checks.integer("steps", self.steps, low=1)
         checks.integer("batch_size", self.batch_size, low=1)
         checks.positive("learning_rate", self.learning_rate)
-        checks.one_of("optimizer", self.optimizer, ("adam", "sgd"))
+        checks.one_of("optimizer", self.optimizer, ("adam", "sgd", "ridge"))
         checks.between("momentum", self.momentum, 0, 0.9999)
         checks.non_negative("weight_decay", self.weight_decay)
+        if self.optimizer == "ridge":
+            checks.one_of("network", self.network, ("logistic",))
+            checks.positive("weight_decay", self.weight_decay)
         checks.between("label_smoothing", self.label_smoothing, 0, 0.5)
         checks.one_of("schedule", self.schedule, ("cosine", "constant"))
         checks.one_of("backend", self.backend, ("auto", "vectorized", "processes"))
@@ -196,8 +206,7 @@ class TeacherRecipe:
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError if the recipe does not fit the data."""
         if self.start is not None:
-            start = self.start.features
-            networks.build(start.network, spec.input_shape, spec.num_classes, **start.network_options)
+            self.start.features.check(spec)
             spec = dataclasses.replace(spec, input_shape=(1,))  # rows of features, whose width is not known yet
         elif self.augment is not None and not spec.is_image:
             raise checks.error("augment", self.augment, f"needs images, but points have shape {spec.input_shape}")

@@ -183,7 +183,7 @@ def test_the_number_of_units_is_public_where_one_is_replaced(make):
     assert classifier.method_.name == "gradients" and classifier.score(TEST, TRUTH) > 0.85
     scores = json.loads((classifier.release_ / "release.json").read_text())
     assert scores["parameters"]["step_size"] == pytest.approx(
-        plan_descent(classifier.method_.mechanism, 900, len(PUBLIC))[0].step_size, rel=0.01
+        plan_descent(classifier.method_.mechanism, 900, len(PUBLIC), num_classes=3)[0].step_size, rel=0.01
     )
 
 

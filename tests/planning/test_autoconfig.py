@@ -40,27 +40,29 @@ def test_the_rule_weighs_epsilon_and_says_why():
     assert "no better than the most frequent class" in hopeless.expectation
 
 
-def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
+def test_teachers_of_rows_are_ridge_regressions_unless_something_else_is_asked():
     small = choose_method(ROWS, "teachers")
-    assert small.num_teachers == 3000 and small.teacher.network == "logistic" and small.query.name == "medoids"
-    assert small.self_training and choose_method(replace(ROWS, num_records=1_000_000), "teachers").num_teachers == 4000
-    letters = choose_method(replace(ROWS, num_classes=26), "teachers")
-    assert letters.num_teachers == 30_000 // 33  # 1.25 records of a class
+    assert small.num_teachers == 2500 and small.teacher.optimizer == "ridge" and small.num_queries == 3000
+    assert small.mechanism.counts and small.features == small.teacher.start.features
+    assert choose_method(replace(ROWS, num_records=1_000_000), "teachers").num_teachers == 4000
+    encoded = choose_method(ENCODED, "teachers")
+    assert (encoded.teacher.start, encoded.features) == (None, None) and encoded.mechanism.counts
     for facts in ({"is_image": True}, {"has_groups": True}, {"has_own_teacher": True}):
         large = choose_method(replace(ROWS, **facts), "teachers")
-        assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
+        assert (large.num_teachers, large.teacher, large.features, large.mechanism.counts) == (300, None, None, False)
     unknown = choose_method(UNKNOWN, "teachers")  # 3,000 public points tell little of how many records there are
-    assert unknown.num_teachers == 30 and unknown.teacher == small.teacher and unknown.self_training
+    assert unknown.num_teachers == 30 and unknown.teacher == small.teacher
     chosen = choose_method(ROWS, num_teachers=50)
     assert chosen.num_teachers == 50 and chosen.teacher is None
 
 
 def test_questions_leave_the_lead_that_a_right_label_needs_within_a_quarter_of_the_votes():
-    few, many = (choose_method(replace(ROWS, epsilon=epsilon), "teachers") for epsilon in (0.1, 0.5))
-    assert 20 < few.num_queries < many.num_queries == 1000
+    facts = replace(ROWS, has_own_teacher=True, num_records=300_000)
+    few, many = (choose_method(replace(facts, epsilon=epsilon), "teachers") for epsilon in (0.5, 2.0))
+    assert 10 < few.num_queries < many.num_queries <= 1000
     noisier = replace(few.mechanism, sigma=1.5 * few.mechanism.sigma)
     leads = [feasibility.compute_break_even_lead(mechanism, 2) for mechanism in (few.mechanism, noisier)]
-    assert leads[0] <= 3000 / 4 < leads[1]
+    assert leads[0] <= few.num_teachers / 4 < leads[1]
 
 
 @pytest.mark.parametrize("method", ["teachers", "gradients"])

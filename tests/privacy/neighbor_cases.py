@@ -382,6 +382,8 @@ def of_records(form: str | None = None) -> Iterator[Case]:
             continue
         if "none" in (case["features"], case["encoder"]):
             yield case | {"mechanism": mechanism_for(case)}
+        if case["method"] == "teachers" and case["features"] == "none":
+            yield case | {"mechanism": "gaussian counts=True", "teacher": "ridge", "student": "count_regression"}
 
 
 def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Case:
