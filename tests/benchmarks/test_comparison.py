@@ -97,6 +97,16 @@ def test_gradients_of_the_baseline_are_clipped_to_norm_one(parts, monkeypatch):
     assert logit_T[0] - logit_T[1] == pytest.approx(math.sqrt(2) * 8 / 1000, rel=1e-3)  # a gradient of norm 1
 
 
+def test_boosting_predicts_all_classes_although_one_has_a_single_record(parts):
+    x, y = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32), parts.y.copy()
+    x[:, 0] += 3 * y
+    y[5] = 2
+    points = np.array([[0, 0, 0], [3, 0, 0]], np.float32)
+    proba = comparison.run_boosting(comparison.Split(x, y, x, x, y[:2], 3, 0, (x, x, points)), 0)
+    assert proba.shape == (2, 3)
+    assert proba.argmax(1).tolist() == [0, 1]
+
+
 def test_refusal_counts_as_the_class_frequencies(parts, monkeypatch):
     def refuse(*args: object, **options: object) -> None:
         raise ReleaseStopped("not better than the class frequencies", "0")
