@@ -89,7 +89,7 @@ print(f"accuracy of the plurality: {float((votes.compute_plurality() == truth).f
 # the ledger pays for the noise.
 
 # %%
-student = LabelSpreading(network="mlp", steps=60)
+student = LabelSpreading()
 
 
 def fit(release: Release) -> Student:

@@ -163,7 +163,7 @@ class Teachers:
         )
         pate.fit_teachers(z[split[:PRIVATE]], label[split[:PRIVATE]], public_x=z_public)
         pate.label(z_public, questions, strategy=Prototypes(), method="teachers_transductive")
-        self.student = pate.fit_student("label_spreading", network="logistic", alignment="labels")
+        self.student = pate.fit_student("label_spreading", alignment="labels")
 
     def predict(self, rows):
         return self.student.predict(rows).numpy()
