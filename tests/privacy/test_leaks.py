@@ -293,8 +293,10 @@ def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, m
     (task,) = tasks
     data = killed_runs.blobs().load()
     assert {field.name for field in dataclasses.fields(task)} == {
-        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model")
+        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model"),
+        *("noisy_counts", "frequency_C"),
     }
+    assert task.noisy_counts is task.frequency_C is None  # nothing but labels was released
     assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q) and not task.soft
     assert task.posterior_QC is None  # of noisy counts that were released, else of nothing
     assert torch.equal(task.pool_x, data.pool.x)

@@ -30,7 +30,7 @@ SEED = int(os.environ.get("NEIGHBORS_SEED", "0"))
 def test_combinations_that_reach_every_value_hold(record_property):
     draw, tally, space = np.random.default_rng(SEED), cases.Tally(), cases.space()
     for fixed in [(name, value) for name, known in space.items() for value in known]:
-        for _ in range(200):
+        for _ in range(1000):  # few combinations are accepted with some values
             if fixed in tally.reached:
                 break
             cases.attempt(cases.at_random(draw, dict([fixed]), plain=0.7), tally, most=1, seed=SEED)
