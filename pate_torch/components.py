@@ -30,7 +30,6 @@ _NETWORK: Final = {
     "precision": "${recommended.precision}",
 }
 _STUDENT: Final = {**_NETWORK, "steps": "${recommended.student_steps}"}
-_FEATURE_STUDENT: Final = {**_STUDENT, "features": "${features}"}
 _SELECTION_CANDIDATES: Final = [{f"/student@candidates.{name}": name} for name in ("supervised", "fixmatch", "vat")]
 _TEACHER: Final = _target(
     "teachers.recipe.TeacherRecipe",
@@ -103,7 +102,8 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "count_regression": _target("students.linear.CountRegression", features="${features}"),
         "fixmatch": _target(
             "students.semi_supervised.FixMatch",
-            **_FEATURE_STUDENT,
+            **_STUDENT,
+            features="${features}",
             batch_size="${recommended.student_batch}",
             unlabeled_batch="${recommended.unlabeled_batch}",
         ),

@@ -10,7 +10,6 @@ Everything here is computed from released values and public points, so it costs 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -23,10 +22,13 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext, Release
 from pate_torch.privacy.sensitive import GradientSums, quantize
+from pate_torch.students.linear import match_frequencies
 
 _STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0, 7.0)
 """Multiples of the released logits that are tried as the true logits."""
 _REPETITIONS, _MAX_POINTS, _MAX_RECORDS = 3, 1000, 3000
+_NUM_MATCHINGS = 20
+"""Number of steps towards the class frequencies."""
 _MULTIPLES = (0.05, 3.0)
 """Smallest and largest multiple of the logits. With 0, the model could not rank points any more."""
 
@@ -82,7 +84,9 @@ def _fit_multiples(
 
     def repeat(strength: float) -> tuple[Tensor, Tensor]:
         """Return the true class probabilities of the public points and the logits of the repetitions, [R P, C]."""
-        probability_PC = _match_frequencies(base_C + strength * (logit_PC - base_C), base_C)
+        true_logit_PC = base_C + strength * (logit_PC - base_C)
+        offset_C = match_frequencies(true_logit_PC, base_C.softmax(0), _NUM_MATCHINGS)
+        probability_PC = (true_logit_PC + offset_C).softmax(1)
         repeated_logits = []
         for _ in range(_REPETITIONS):
             index_N = torch.randint(len(z_PD), (size,), generator=generator)
@@ -118,13 +122,3 @@ def _center(logit_PC: Tensor) -> Tensor:
 
 def _spread(logit_PC: Tensor, base_C: Tensor) -> float:
     return float((logit_PC - base_C).square().mean())
-
-
-def _match_frequencies(logit_PC: Tensor, base_C: Tensor) -> Tensor:
-    """Return class probabilities whose means over the points are the class frequencies."""
-    log_frequency_C = base_C.log_softmax(0)
-    for _ in range(20):
-        # In logarithms, because a class may have probability 0 at every point if noise outweighs the records.
-        log_mean_C = logit_PC.log_softmax(1).logsumexp(0) - math.log(len(logit_PC))
-        logit_PC = logit_PC + log_frequency_C - log_mean_C
-    return logit_PC.softmax(1)

@@ -171,7 +171,9 @@ class CountRegression(StudentAlgorithm):
         sharpness = 1.7 / deviation
         offset_C = sharpness * count_QC.mean(0)
         if task.frequency_C is not None:
-            offset_C = _match_frequencies(sharpness * (feature_PD - mean_D) @ weight_DC, task.frequency_C)
+            offset_C = match_frequencies(
+                sharpness * (feature_PD - mean_D) @ weight_DC, task.frequency_C, _NUM_MATCHINGS
+            )
         # A teacher has one vote on each question, so the mean of the sums of counts is about the number of teachers.
         scale = _LOGITS_PER_SHARE * spec.num_classes / max(1.0, float(count_QC.sum(1).mean()))
         weight_DC, bias_C = scale * weight_DC, scale / sharpness * offset_C
@@ -203,10 +205,11 @@ def _regress(z_QD: Tensor, count_QC: Tensor, sigma: float) -> tuple[Tensor, floa
     return axis_RD.T @ (scale_R[:, None] * rotated_RC), deviation
 
 
-def _match_frequencies(logit_PC: Tensor, frequency_C: Tensor) -> Tensor:
+def match_frequencies(logit_PC: Tensor, frequency_C: Tensor, num_steps: int) -> Tensor:
     """Compute offsets of the logits, [C], at which the class probabilities have these means over the points."""
     offset_C = torch.zeros_like(frequency_C)
-    for _ in range(_NUM_MATCHINGS):
+    for _ in range(num_steps):
+        # In logarithms, because a class may have probability 0 at every point if noise outweighs the records.
         log_mean_C = (logit_PC + offset_C).log_softmax(1).logsumexp(0) - math.log(len(logit_PC))
         offset_C = offset_C + frequency_C.log() - log_mean_C
     return offset_C - offset_C.mean()

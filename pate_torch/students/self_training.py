@@ -164,7 +164,8 @@ class SelfTraining(StudentAlgorithm):
                 algorithm = PooledStudent(member=algorithm, members=self.members)
             alpha = self.alpha if generation < self.num_generations else _ALPHA_LATER
             share_C = problem.target_QC.mean(0)
-            share_PC = propagate(problem, self.features, share_C, previous_student=student, alpha=alpha)
+            encoder = None if student is None else networks.make_feature_extractor(student.module)
+            share_PC = propagate(problem, self.features, share_C, encoder=encoder, alpha=alpha)
             class_P = select_most_confident(share_PC, keep_fraction).cpu()
             query_Q = (class_P >= 0).nonzero().squeeze(1)
             student = algorithm.fit(

@@ -25,7 +25,7 @@ from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features import neighbors
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
-from pate_torch.networks import L2Normalize, make_feature_extractor
+from pate_torch.networks import L2Normalize
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students import training
 from pate_torch.students.base import Student, StudentAlgorithm, StudentProblem, StudentTask
@@ -82,12 +82,12 @@ class LabelSpreading(StudentAlgorithm):
     ) -> Student:
         """Return the student, without training."""
         problem, spec, pool_x = training.build_problem(task, seed, device), task.spec, task.pool_x
-        share_PC = propagate(problem, self.features, compute_expected_shares(problem, self.alignment))
-        trunk: nn.Module = nn.Identity()
+        target_C, encoder, trunk = compute_expected_shares(problem, self.alignment), None, nn.Sequential()
         options: dict[str, Any] = {"points": len(pool_x), "neighbors": _NUM_NEIGHBORS}
         if self.features is not None:
-            trunk = nn.Sequential(self.features.learn(pool_x, spec, seed=seed, device=device), L2Normalize())
-            options["of"] = self.features.design
+            encoder = self.features.learn(pool_x, spec, seed=seed, device=device)
+            trunk, options["of"] = nn.Sequential(encoder, L2Normalize()), self.features.design
+        share_PC = propagate(problem, self.features, target_C, encoder=encoder)
         description = networks.describe("neighbor_vote", spec.input_shape, spec.num_classes, **options)
         module = networks.rebuild(description)
         with torch.no_grad():
@@ -261,7 +261,7 @@ def propagate(
     recipe: FeatureRecipe | None,
     target_C: Tensor,
     *,
-    previous_student: Student | None = None,
+    encoder: nn.Module | None = None,
     alpha: float = ALPHA,
 ) -> Tensor:
     """Propagate released labels along the k-NN graph of the public points, and return class probabilities [P, C].
@@ -270,12 +270,12 @@ def propagate(
         problem: Released labels and public points.
         recipe: Recipe of the features of the graph. None for principal axes.
         target_C: Expected share of each class.
-        previous_student: Student whose features replace those of ``recipe``. None if there is no previous student.
+        encoder: Encoder whose features replace those of ``recipe``, on the device of the points. None to learn them.
         alpha: Share of a label that comes from the neighbors (``neighbors.propagate_labels``).
     """
     x_P, spec = problem.pool_x, problem.spec
-    if previous_student is not None:
-        feature_PD = encode(make_feature_extractor(previous_student.module), x_P, spec)
+    if encoder is not None:
+        feature_PD = encode(encoder, x_P, spec)
     elif recipe is not None:
         feature_PD = encode(recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device), x_P, spec)
     else:

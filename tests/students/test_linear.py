@@ -122,7 +122,7 @@ def test_classes_have_their_frequencies_among_the_public_points():
 def test_offsets_match_the_mean_probabilities():
     logit_PC = 5 * torch.randn(300, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     frequency_C = torch.tensor([0.7, 0.25, 0.05], dtype=torch.float64)
-    mean_C = (logit_PC + linear._match_frequencies(logit_PC, frequency_C)).softmax(1).mean(0)
+    mean_C = (logit_PC + linear.match_frequencies(logit_PC, frequency_C, linear._NUM_MATCHINGS)).softmax(1).mean(0)
     torch.testing.assert_close(mean_C, frequency_C, rtol=1e-6, atol=1e-6)
 
 
