@@ -121,7 +121,7 @@ class InteractiveGNMax(_ScreenedMechanism):
         threshold: Threshold of the check, in votes.
         student_confidence: Probability above which the student's label is the answer.
 
-    Guarantee: that of ``ConfidentGNMax`` under the adjacency of the shards. (p depends on a unit through earlier answers
+    Guarantee: that of ``ConfidentGNMax``, under the adjacency of the shards. (p depends on a unit by earlier answers
     alone, and max_c(n_c - K p_c) has sensitivity 1.) With discrete noise, K p_c is rounded to whole votes.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
     """
