@@ -100,10 +100,9 @@ def _compute_route_epsilons(events: tuple[PrivacyEvent, ...], delta: float, acco
             routes["zcdp"] = functools.partial(float, rho + 2 * math.sqrt(rho * -math.log(delta)))
     if (pure_epsilon := compute_total_pure_epsilon(events)) is not None:
         routes["pure"] = functools.partial(float, pure_epsilon)
-    if accountant != "best" and routes:
+    if routes:
         checks.one_of("accountant", accountant, ("best", *routes), "Other accountants do not price these mechanisms.")
-        routes = {accountant: routes[accountant]}
-    epsilon_by_route = {name: compute() for name, compute in routes.items()}
+    epsilon_by_route = {name: compute() for name, compute in routes.items() if accountant in ("best", name)}
     if any(math.isnan(value) for value in epsilon_by_route.values()):
         raise ArithmeticError(f"an accountant computed NaN: {epsilon_by_route}")
     return {name: value for name, value in epsilon_by_route.items() if math.isfinite(value)} or epsilon_by_route
