@@ -159,8 +159,7 @@ class Encoder:
             special_tokens = kind != "static" if self.special_tokens is None else self.special_tokens
             options |= {"max_length": self.max_length, "special_tokens": special_tokens, "pooling": self.pooling}
         if points.is_image:
-            mean, std = (None if v is None else list(map(float, v)) for v in (self.mean, self.std))
-            options |= {"size": self.size, "mean": mean, "std": std}
+            options |= {"size": self.size, "mean": self.mean, "std": self.std}
         options |= {"headless": True} if self.headless else {}
         return EncoderCard(
             name=self.name,
