@@ -120,7 +120,7 @@ class PointStream:
             shape = (1, *points.shape[1:]) if points.ndim == 3 else points.shape[1:]
             if tuple(shape) != form.shape or form.has_fractions not in (None, has_fractions(points)):
                 values = {True: "floats in 0..1", False: "uint8", None: "images"}[form.has_fractions]
-                problem = f"must be {values} of the shape of the public points, {list(form.shape)}"
+                problem = f"must be {values} of shape {['N', *form.shape]}"
                 raise checks.error(key, f"{points.dtype} {list(points.shape)}", problem)
 
     def __len__(self) -> int:

@@ -83,7 +83,7 @@ def test_a_pickle_is_read_without_running_it(tmp_path):
 def test_the_limit_drops_the_features_that_were_not_used_for_longest(tmp_path):
     def ask(name, max_bytes=1000, notify=lambda _: None):
         limits = {"max_bytes": max_bytes, "notify": notify}
-        encoding.load_or_encode(tmp_path, name, {}, torch.zeros(1), lambda: torch.ones(100), **limits)  # 480 bytes
+        encoding.load_or_encode(tmp_path, name, {}, str, lambda: torch.ones(100), **limits)  # 480 bytes
         return {file.name.split("-")[0] for file in (tmp_path / "features").glob("*.safetensors")}
 
     for age, name in enumerate(("first", "second")):
