@@ -345,7 +345,7 @@ def spy_on_records(monkeypatch) -> tuple[list, list]:
         (GradientMethod, "build_sensitive", 1),
         (LabelingMethod, "first_answers", 1),
         (teacher_votes, "train", 0),
-        (pate, "fit_estimators", 1),
+        (pate, "fit_panel", 1),
     ]:
         spy(monkeypatch, holder, name, lambda *args, place=place, **options: used.append(to_rows(args[place])))
     return used, spy(monkeypatch, private_test, "count_predictions", lambda _, records, *rest: to_rows(records))

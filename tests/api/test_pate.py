@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from pate_torch import PATE, load_student
+from pate_torch import PATE, Network, load_student
 from pate_torch.accounting import gdp
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
@@ -28,7 +28,7 @@ from tests.worlds import clouds
 
 DELTA = 1e-4
 RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05, backend="vectorized")
-MODULE_RECIPE = TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05)
+TRAINING = {"steps": 25, "batch_size": 8, "optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
 X, Y = clouds(200, 0)
 POOL, POOL_Y = clouds(80, 1)
 TEST, TEST_Y = clouds(100, 2)
@@ -53,7 +53,7 @@ def price(questions, sigma=2.5):
     return pytest.approx(gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, DELTA), abs=1e-9)
 
 
-class Network(nn.Module):
+class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -64,12 +64,12 @@ class Network(nn.Module):
 
 @pytest.mark.parametrize(
     "teacher",
-    [RECIPE, LogisticRegression(), DecisionTreeClassifier(), Network],
+    [RECIPE, LogisticRegression(), DecisionTreeClassifier(), Network(Net, **TRAINING)],
     ids=["recipe", "sklearn", "tree", "module"],
 )
 def test_from_tensors_to_a_reported_student(make, teacher):
     # Trees disagree: more noise would outvote them.
-    pate = make(teacher=teacher, mechanism=GNMax(sigma=1.5), budget_epsilon=60.0, recipe=MODULE_RECIPE)
+    pate = make(teacher=teacher, mechanism=GNMax(sigma=1.5), budget_epsilon=60.0)
     assert pate.epsilon == 0
     release = pate.fit_teachers(X, Y).label(POOL, num_queries=40)
     assert pate.epsilon == price(40, 1.5)

@@ -21,14 +21,14 @@ from torch import nn
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import panel
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.network import Network
 from tests.worlds import clouds
 
 N, K, C = 240, 8, 3
 SPEC = DataSpec(
     name="clouds", num_classes=C, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,) * 2, std=(2.0,) * 2
 )
-RECIPE = TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05)
+TRAINING = {"steps": 25, "batch_size": 8, "optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
 
 
 def private(x, y, ids=None):
@@ -39,7 +39,7 @@ DATA = private(*clouds(N))
 SHARDS = ReplaceOne().make_shards(DATA, K, 0)
 
 
-class Network(nn.Module):
+class Net(nn.Module):
     """With dropout and batch statistics, which the stacked teachers cannot have."""
 
     def __init__(self):
@@ -53,9 +53,8 @@ class Network(nn.Module):
 
 def fit(teacher, data=DATA, shards=SHARDS, seed=0):
     """The ensemble of an estimator, or of the modules that a function makes."""
-    if hasattr(teacher, "fit"):
-        return panel.fit_estimators(teacher, data, SPEC, shards, seed=seed)
-    return panel.fit_modules(teacher, data, SPEC, shards, RECIPE, seed=seed)
+    teacher = teacher if hasattr(teacher, "get_params") else Network(teacher, **TRAINING)
+    return panel.fit_panel(teacher, data, SPEC, shards, seed=seed)
 
 
 TEACHERS = [
@@ -63,7 +62,7 @@ TEACHERS = [
     RandomForestClassifier(n_estimators=3, max_features=1),  # draws
     make_pipeline(StandardScaler(), RandomForestClassifier(n_estimators=2, max_features=1)),  # draws, one level down
     KNeighborsClassifier(n_neighbors=3),
-    Network,
+    Net,
 ]
 IDS = ["logistic", "forest", "pipeline", "neighbors", "network"]
 
@@ -82,7 +81,7 @@ def test_one_record_changes_one_teacher(teacher, adjacency):
     votes = [fit(teacher, data, partition.make_shards(data, K, 0)).predict(points) for data in (private(x, y), other)]
     changed = (votes[0] != votes[1]).any(1)
     assert int(changed.sum()) <= 1
-    if adjacency == "replace_one" and teacher is not Network:
+    if adjacency == "replace_one" and teacher is not Net:
         assert int(changed.sum()) == 1  # the test can see a change
 
 
@@ -104,7 +103,7 @@ def test_teachers_draw_apart_from_each_other_and_from_the_caller():
     shards = Shards(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
     forests = fit(TEACHERS[1], data, shards).predict(clouds(300, seed=1)[0])
-    networks = fit(Network, data, shards).predict(clouds(300, seed=1)[0])
+    networks = fit(Net, data, shards).predict(clouds(300, seed=1)[0])
     assert len(torch.unique(forests, dim=0)) > 1 and len(torch.unique(networks, dim=0)) > 1
     fit(Drawing()).predict(clouds(9)[0])
     assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
@@ -119,7 +118,7 @@ def test_small_shards_still_have_one_vote():
     shards = Shards(index, index >= 0, "replace_one")
     votes = fit(LogisticRegression(), data, shards).predict(torch.zeros(4, 2))
     assert votes.tolist() == [[0] * 4, [2] * 4, [0] * 4, [2] * 4, [0] * 4, [0] * 4]
-    votes = fit(Network, data, shards).predict(torch.zeros(4, 2))
+    votes = fit(Net, data, shards).predict(torch.zeros(4, 2))
     assert votes[[0, 2, 4, 5]].eq(0).all() and votes[[1, 3]].eq(2).all()
 
 
@@ -249,7 +248,7 @@ def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Network], ids=["drawing", "own clone", "network"]
+    "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Net], ids=["drawing", "own clone", "network"]
 )
 def test_teachers_that_are_apart_pass(teacher):
     one = fit(teacher)
