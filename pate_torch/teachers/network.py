@@ -37,7 +37,7 @@ class Network:
         steps: Number of training steps.
         batch_size: Number of records in a batch.
         optimizer: Class or function that makes a torch.optim.Optimizer of a list of parameters, such as
-            ``lambda params: torch.optim.SGD(params, lr=0.1)``.
+            ``lambda params: torch.optim.SGD(params, lr=0.1)``. By default Adam with learning rate 4e-3.
         schedule: Schedule of the learning rates, "cosine" (from the optimizer's own rates down to 0) or "constant".
         label_smoothing: Share of the target that is spread over all classes.
         transform: Random transform of one raw point, such as one of torchvision.transforms.v2. It takes and returns a
@@ -49,7 +49,7 @@ class Network:
     _: KW_ONLY
     steps: int = 500
     batch_size: int = 64
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = torch.optim.Adam
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = functools.partial(torch.optim.Adam, lr=4e-3)
     schedule: str = "cosine"
     label_smoothing: float = 0.1
     transform: Callable[[Tensor], Tensor] | None = None
@@ -87,7 +87,7 @@ class Network:
             if not isinstance(optimizer, torch.optim.Optimizer):
                 problem = "must be a function from parameters to a torch.optim.Optimizer"
                 fix = "For example lambda params: torch.optim.SGD(params, lr=0.1)."
-                raise checks.error("optimizer", self.optimizer, problem, fix)
+                raise checks.error("optimizer", type(self.optimizer).__name__, problem, fix)
             blank = torch.zeros(1, *spec.input_shape, dtype=torch.uint8 if spec.is_image else torch.float32)
             _transform_batch(self.transform, blank, 0, "blank")
 
@@ -148,8 +148,8 @@ def _transform_batch(transform: Callable[[Tensor], Tensor] | None, x_B: Tensor, 
             torch.default_generator.manual_seed(derived_seed)  # torch.manual_seed takes ten times as long
             result = transform(point)
             if not isinstance(result, Tensor) or (result.shape, result.dtype) != (point.shape, point.dtype):
-                problem = f"must return a tensor of {point.dtype} and shape {tuple(point.shape)}, as it gets"
-                raise checks.error("transform", transform, problem)
+                problem = f"must return a {point.dtype} tensor of shape {tuple(point.shape)}, like its input"
+                raise checks.error("transform", type(transform).__name__, problem)
             results.append(result)
     return torch.stack(results)
 
