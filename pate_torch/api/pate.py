@@ -63,7 +63,7 @@ from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
 from pate_torch.students.store import save as save_student
 from pate_torch.students.training import GradientStudent, Supervised
 from pate_torch.teachers.network import Network, to_network
-from pate_torch.teachers.panel import Panel, fit_panel, is_skorch
+from pate_torch.teachers.panel import Panel, fit_panel
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
@@ -602,8 +602,7 @@ class PATE:
             return replace(self.teacher, **choices)
         assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
         teacher_class = type(self.teacher)
-        is_estimator, deep = hasattr(self.teacher, "get_params"), not is_skorch(self.teacher)
-        parameters = self.teacher.get_params(deep) if is_estimator else self.teacher
+        parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
         teacher_repr = f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}"
         return PanelMethod(panel=self._panel, teacher_repr=teacher_repr, mechanism=self.mechanism, **choices)
 
