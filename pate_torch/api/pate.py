@@ -371,7 +371,7 @@ class PATE:
         if not len(label_A):
             raise ValueError("labels: no public point has a released label. The account stays charged.")
         x_A, device = facts.pool.x[query_A], parse_device(self.device)
-        module = network.fit(x_A, label_A, facts.spec, seed=self.seed, device=device)
+        module = network.fit(x_A, label_A, facts.spec, seed=self.seed, device=device, teacher=0)
         return Student({"name": "own"}, module, facts.spec)
 
     def adjust_student(self, multiple: float, offset_C: Tensor) -> Student:

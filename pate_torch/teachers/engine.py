@@ -189,8 +189,9 @@ def train_params(
     teacher without records are zero, so that it votes for one class. ``report_share`` is called at each curve point.
     """
     leaves = list(params.values())
-    sgd = Sgd(leaves, recipe.momentum, recipe.weight_decay) if recipe.optimizer == "sgd" else None
-    optimizer = Adam(leaves, recipe.weight_decay) if sgd is None else sgd
+    optimizer: Adam | Sgd = Adam(leaves, recipe.weight_decay)
+    if recipe.optimizer == "sgd":
+        optimizer = Sgd(leaves, recipe.momentum, recipe.weight_decay)
     num_points = min(CURVE_POINTS, recipe.steps)
     sums = torch.zeros(3, num_points, len(chunk), device=device)
     with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():

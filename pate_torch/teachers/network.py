@@ -23,6 +23,8 @@ from pate_torch.privacy.records import DataSpec
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.teachers.engine import draw_batches
 
+_ADAM = functools.partial(torch.optim.Adam, lr=4e-3)
+
 
 @dataclass(frozen=True)
 class Network:
@@ -49,7 +51,7 @@ class Network:
     _: KW_ONLY
     steps: int = 500
     batch_size: int = 64
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = functools.partial(torch.optim.Adam, lr=4e-3)
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = _ADAM
     schedule: str = "cosine"
     label_smoothing: float = 0.1
     transform: Callable[[Tensor], Tensor] | None = None
@@ -61,10 +63,7 @@ class Network:
         checks.between("label_smoothing", self.label_smoothing, 0, 0.5)
 
     def check(self, key: str, spec: DataSpec) -> None:
-        """Raise ValueError unless factory, optimizer and transform work on blank points.
-
-        The user passed the network, or its factory, as ``key``.
-        """
+        """Raise ValueError unless the factory, which was passed as ``key``, optimizer and transform can be used."""
         with seeded_generators(0, "factory"):
             is_module, name = isinstance(self.factory, nn.Module), type(self.factory).__name__
             first, second = (None, None) if is_module else (self.factory(), self.factory())
@@ -91,9 +90,7 @@ class Network:
             blank = torch.zeros(1, *spec.input_shape, dtype=torch.uint8 if spec.is_image else torch.float32)
             _transform_batch(self.transform, blank, 0, "blank")
 
-    def fit(
-        self, x: Tensor, y: Tensor, spec: DataSpec, *, seed: int, device: torch.device, teacher: int = 0
-    ) -> nn.Module:
+    def fit(self, x: Tensor, y: Tensor, spec: DataSpec, *, seed: int, device: torch.device, teacher: int) -> nn.Module:
         """Train a network on raw points [N, ...] and labels [N], N >= 1, and return it in evaluation mode.
 
         All random numbers come from the streams of ``seed`` and of the number of the teacher.

@@ -200,8 +200,7 @@ def convert_points(estimator: Any, spec: DataSpec, x: Tensor) -> np.ndarray:
 def check_learner(key: str, choice: Any, spec: DataSpec) -> Any:
     """Return a ``Network`` for a network, class or function, or else the scikit-learn classifier ``choice``.
 
-    Raises:
-        ValueError: ``choice``, which the user passed as ``key``, is neither; or a network cannot learn blank points.
+    Raise ValueError if ``choice``, which was passed as ``key``, is neither, or if a network cannot learn blank points.
     """
     if network := to_network(choice):
         network.check(key, spec)
