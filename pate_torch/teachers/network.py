@@ -84,9 +84,8 @@ class Network:
                 raise checks.error(key, tuple(logits.shape), problem)
             optimizer = self.optimizer(list(module.parameters())) if callable(self.optimizer) else None
             if not isinstance(optimizer, torch.optim.Optimizer):
-                problem = "must be a function from parameters to a torch.optim.Optimizer"
-                fix = "For example lambda params: torch.optim.SGD(params, lr=0.1)."
-                raise checks.error("optimizer", type(self.optimizer).__name__, problem, fix)
+                problem = "must make a torch.optim.Optimizer, as does lambda params: torch.optim.SGD(params, lr=0.1)"
+                raise checks.error("optimizer", type(self.optimizer).__name__, problem)
             blank = torch.zeros(1, *spec.input_shape, dtype=torch.uint8 if spec.is_image else torch.float32)
             _transform_batch(self.transform, blank, 0, "blank")
 

@@ -198,7 +198,7 @@ def test_bad_students_and_measurements_are_named(finished):
         finished.fit_student(nn.Linear(2, 3))
     with pytest.raises(ValueError, match=r"options=\['steps'\].*Pass Supervised\(steps=\.\.\.\) as the algorithm"):
         finished.fit_student(Supervised(network="mlp"), steps=3)
-    with pytest.raises(ValueError, match=r"optimizer='str': must be a function"):
+    with pytest.raises(ValueError, match=r"optimizer='str': must make a torch.optim.Optimizer"):
         finished.fit_student(Net, optimizer="adam")
     with pytest.raises(ValueError, match="test_x"):
         finished.report(TEST)

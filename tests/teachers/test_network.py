@@ -163,7 +163,7 @@ BAD = {
     "input": (Network(lambda: nn.Linear(5, C)), r"teacher='Linear': .*fails on two blank points \(.*shapes"),
     "optimizer": (
         Network(linear, optimizer=sgd(linear().parameters())),
-        r"^optimizer='SGD'.*For example lambda params",
+        r"^optimizer='SGD'.*as does lambda params",
     ),
     "rule": (Network(linear, optimizer=lambda params: 0.1), "^optimizer=.*torch.optim.Optimizer"),
     "type": (Network(linear, transform=lambda point: point.double()), "^transform=.*float32"),
