@@ -243,7 +243,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Predict class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
         if self._form is not None and is_streamed(X):
-            stream = PointStream("X", X, self._form)
+            stream = PointStream("X", X, PointForm(self._form.shape))
             X = stream.iterate_blocks() if isinstance(self.encoder, Encoder) else stream.load().numpy()
         if isinstance(self.encoder, Encoder):
             features = self.encoder.encode(X, self._encoder_spec, device=self.device)

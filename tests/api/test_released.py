@@ -164,9 +164,7 @@ def test_networks_images_and_sparse_rows(tmp_path):
     np.testing.assert_array_equal(images.predict_proba(x), expected.astype(np.float64))
     for same in (x / 255, x[:, 0], TensorDataset(torch.from_numpy(x))):
         np.testing.assert_array_equal(images.predict_proba(same), expected.astype(np.float64))
-    with pytest.raises(
-        ValueError, match=r"float64 from 0 to .*must be whole numbers in 0\.\.255 or fractions in 0\.\.1"
-    ):
+    with pytest.raises(ValueError, match=r"float64 from 0 to .*must be whole numbers"):
         images.predict(x * 1.0)
     table = ReleasedClassifier.load(save(make_student(FILLED, "mlp"), tmp_path / "table"))
     student = load_student(tmp_path / "table")
