@@ -502,7 +502,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             encoder=self.encoder.make_card(TEXT_SPEC) if isinstance(self.encoder, Encoder) else self.encoder,
             seed=self._seed,
             device=self.device,
-            quiet=not self.verbose,
+            verbose=self.verbose,
             callback=self.callback,
             allow_uninformative_labels=self.spend_anyway,
             **options,

@@ -63,7 +63,7 @@ from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
 from pate_torch.students.store import save as save_student
 from pate_torch.students.training import GradientStudent, Supervised
 from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
 STUDENTS: dict[str, type[StudentAlgorithm]] = {
@@ -130,7 +130,8 @@ class PATE:
             the origins from the arguments.
         insecure_noise_seed: Seed that makes the noise repeatable and the release not private. None for secret noise.
         seed: Seed of everything except the noise.
-        quiet: Whether to hide progress.
+        execution: Settings that decide how fast teachers of a TeacherRecipe are trained.
+        verbose: Whether to show the progress, on standard error.
         callback: As for ``PATEClassifier``.
         home: As for ``PATEClassifier``, like ``allow_duplicate_account``, ``chosen_by`` and ``device``.
 
@@ -166,7 +167,8 @@ class PATE:
     seed: int = 0
     insecure_noise_seed: int | None = None
     device: torch.device | str = "cpu"
-    quiet: bool = True
+    execution: TrainingExecution = field(default_factory=TrainingExecution)
+    verbose: bool = True
     callback: Callback | None = None
 
     @reworded_errors(PATE_WORDS)
@@ -186,7 +188,8 @@ class PATE:
         if self.provenance is None:
             constants_origin = origins.FROM_PUBLIC_POINTS if self.mean is None else origins.FROM_OWNER
             self.provenance = {origins.CLASSES: origins.FROM_OWNER, origins.NORMALIZATION_CONSTANTS: constants_origin}
-        checks.boolean("allow_uninformative_labels", self.allow_uninformative_labels)
+        for key in ("allow_uninformative_labels", "verbose"):
+            checks.boolean(key, getattr(self, key))
         self._privacy = PrivacyConfig(
             delta=checks.delta("delta", self.delta),
             insecure_noise_seed=self.insecure_noise_seed,
@@ -514,7 +517,8 @@ class PATE:
             folder=Path(folder) / make_unique_run_id(),
             seed=self.seed,
             device=parse_device(self.device),
-            quiet=self.quiet,
+            execution=self.execution,
+            quiet=not self.verbose,
             callback=self.callback,
         )
 
@@ -597,7 +601,7 @@ class PATE:
         assert self.num_teachers is not None
         private, spec, seed = data.private, data.spec, self.seed
         shards = assign_shards(self.partition, private, self.num_teachers, seed)
-        with Stages(quiet=self.quiet, callback=self.callback) as stages, self._clock("teachers"):
+        with Stages(quiet=not self.verbose, callback=self.callback) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
             if hasattr(self.teacher, "get_params"):
                 return fit_estimators(self.teacher, private, spec, shards, seed=seed, progress=progress)

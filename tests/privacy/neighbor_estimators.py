@@ -273,7 +273,7 @@ class Calls:
         }.get(self.case["method"], trained)
         options |= {"recipe": TeacherRecipe(network="logistic", steps=2, batch_size=8), "mean": [0.0] * 3}
         options |= {"unit": "record" if unit_ids is None else "group:person", "partition": partition, "std": [1.0] * 3}
-        options |= {"budget_epsilon": 1e4, "quiet": False, "allow_uninformative_labels": True, "home": self.root}
+        options |= {"budget_epsilon": 1e4, "verbose": True, "allow_uninformative_labels": True, "home": self.root}
         pate = PATE("toy", classes=CLASSES, delta=1e-4, **options)
         y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])
         public = np.nan_to_num(self._public())
