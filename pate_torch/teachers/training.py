@@ -80,7 +80,7 @@ def train(
         trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
         checkpoint_dir: Private folder of finished groups, from which an interrupted run continues. None to write no
             checkpoints.
-        progress: Function that receives (done, total) teachers. A launch counts by the share of its finished steps.
+        progress: Function that receives (done, total) teachers by their finished steps, or steps of a single teacher.
         log: PRIVATE. Function that receives points of the learning curves.
         on_losses: PRIVATE. Function that receives the losses of all teachers.
         on_trial: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
@@ -207,13 +207,13 @@ def _train_own_groups(
     pending = [group for group in own_groups if checkpoints is None or not checkpoints.load(group)]
     num_own, share_by_launch = sum(map(len, own_groups)), dict[range, float]()
     finished = {teacher for group in own_groups if group not in pending for teacher in group}
+    scale = task.recipe.steps if num_own == 1 else 1
 
     def report_share(teachers: range, share: float) -> None:
         share_by_launch[teachers] = share * len(teachers)
-        progress(min(num_own, len(finished) + int(sum(share_by_launch.values()))), num_own)
+        progress(int(scale * min(num_own, len(finished) + sum(share_by_launch.values()))), scale * num_own)
 
-    if finished:
-        progress(len(finished), num_own)
+    progress(scale * len(finished), scale * num_own)
     launches = plan_launches(pending, launch_size)
     for teachers, rows in _train_launches(task, execution, launches, rows_K, report_share):
         for name, value in rows.items():

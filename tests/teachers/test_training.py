@@ -201,6 +201,13 @@ def test_progress_and_curves_are_reported():
     assert ("teachers/loss_mean", 4, True) in tags and ("teachers/accuracy_mean", 1, True) in tags
 
 
+def test_a_teacher_alone_counts_by_its_steps():
+    """Else the model without privacy would show nothing until it is done."""
+    seen = []
+    train(records(9), spec(), even_shards(1, 9), recipe(steps=4), seed=0, progress=lambda *counts: seen.append(counts))
+    assert seen == [(done, 4) for done in range(5)]
+
+
 def test_the_owner_is_warned_of_teachers_that_all_diverged_and_the_run_goes_on():
     """A single unit can make the last teacher of a small ensemble diverge, so nothing may be refused for it."""
     with pytest.warns(UserWarning, match=r"teacher\.learning_rate=1e\+30: all teachers diverged.*Lower teacher"):
