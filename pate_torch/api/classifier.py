@@ -48,6 +48,7 @@ from pate_torch.core.device import parse_device
 from pate_torch.core.progress import Callback, Stages
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.encoded_dataset import encode_sides
+from pate_torch.data.streams import PointForm, PointStream, is_streamed
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -186,13 +187,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
     @reworded_errors(CLASSIFIER_WORDS)
-    def fit(self, X: Any, y: Any, *, public: Any = None, groups: Any = None) -> PATEClassifier:
+    def fit(self, X: Any, y: Any = None, *, public: Any = None, groups: Any = None) -> PATEClassifier:
         """Charge the account and train the released model.
 
         Args:
-            X: PRIVATE. DataFrame, rows [N, D] or uint8 images [N, Ch, H, W]; a list of N texts for an ``Encoder``.
-            y: PRIVATE. Classes [N].
-            public: Unlabeled public points of the same form as ``X``. Their values may be published.
+            X: PRIVATE. DataFrame or rows [N, D]; images [N, H, W] or [N, Ch, H, W], uint8 or floats in 0..1; the path
+                of a folder of images in class folders; a map-style Dataset of points or of tuples (point, class), which
+                is read one by one (``data.streams.PointStream``); or a list of N texts for an ``Encoder``.
+            y: PRIVATE. Classes [N]. None for the classes of a folder or a Dataset.
+            public: Public points of the same form as ``X``, whose labels are ignored. Their values may be published.
             groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. None if the unit is a record.
 
         Raises:
@@ -241,8 +244,12 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Predict class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
+        if self._form is not None and is_streamed(X):
+            stream = PointStream("X", X, self._form)
+            X = stream.iterate_blocks() if isinstance(self.encoder, Encoder) else stream.load().numpy()
         if isinstance(self.encoder, Encoder):
-            X = self.encoder.encode(X, TEXT_SPEC, device=self.device).nan_to_num(0, 0, 0).numpy()  # as ``encode_sides``
+            features = self.encoder.encode(X, self._encoder_spec, device=self.device)
+            X = features.nan_to_num(0, 0, 0).numpy()  # as ``encode_sides``
         schema = self._transform.schema
         x = self._validate_points(to_dense(X), reset=False, with_words=schema is not None)
         x = self._transform(x, warns=True)
@@ -338,12 +345,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.error("public", None, problem, fix)
         given_points = (X, public)
         X, public = to_dense(X), to_dense(public)
-        X, public, has_text_N = self._encode_texts(X, public)
+        streams = self._open_streams(X, public)
+        X, public, is_readable_N = self._encode_texts(X, public) if streams is None else self._read_streams(*streams)
+        y = streams[0].labels if y is None and streams is not None else y
         X, public = self._check_points(X, public)
         is_encoded = self.encoder is not None
         self._transform, pool = PointTransform.from_public(public, self.categories, is_encoded=is_encoded)
         x = self._transform(X)
-        is_real = not isinstance(self.encoder, Encoder) and self._transform.is_real_valued(pool)
+        has_texts = isinstance(self.encoder, Encoder) and streams is None
+        is_real = not has_texts and self._transform.is_real_valued(pool)
         check_public_points(*given_points, x, pool, is_real=is_real)
         if isinstance(y, list | tuple):
             y = np.array(y, dtype=object)  # NumPy would convert all labels to strings if one label is a string
@@ -352,7 +362,39 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.error("y", type(y).__name__, "must hold one class for each record of X")
         self.classes_, label_N = encode_labels(y, self.classes)
         self.unknown_counts_ = {}
-        return x, np.where(has_text_N, label_N, -1), pool
+        return x, np.where(is_readable_N, label_N, -1), pool
+
+    def _open_streams(self, X: Any, public: Any) -> tuple[PointStream, PointStream] | None:
+        """PRIVATE. Open X and public. Return None if they are no datasets, folders or images."""
+        self._form: PointForm | None = None
+        self._encoder_spec = TEXT_SPEC
+        if not is_streamed(X) and not is_streamed(public):
+            return None
+        if not is_streamed(X) or not is_streamed(public):
+            raise _form_error(X, public)
+        size = self.encoder.size if isinstance(self.encoder, Encoder) else None
+        pool = PointStream("public", public, size=size)
+        private = PointStream("X", X, pool.form, adjacency=self.adjacency)
+        self._form, self._encoder_spec = pool.form, pool.form.make_encoder_spec()
+        return private, pool
+
+    def _read_streams(self, private: PointStream, public: PointStream) -> tuple[Any, Any, np.ndarray]:
+        """PRIVATE. Read the points or encode them. Also return which private points could be read."""
+        with Stages(quiet=not self.verbose, callback=self.callback) as stages:
+            if isinstance(self.encoder, Encoder):
+                x, pool = self._encode_sides(private, public, stages)
+            else:
+                x, pool = private.load(stages).numpy(), public.load(stages).numpy()
+        return x, pool, private.is_readable_N
+
+    def _encode_sides(self, private: Any, public: Any, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
+        assert isinstance(self.encoder, Encoder)
+        sides, device = {"public": public, "private": private}, parse_device(self.device)
+        facts = self._encoder_spec, sides
+        features = encode_sides(
+            self.encoder, *facts, name=str(self.account), root=self._home, device=device, stages=stages
+        )
+        return features["private"].numpy(), features["public"].numpy()
 
     def _encode_texts(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
         """PRIVATE. Encode all texts if ``encoder`` is an Encoder. Also return which private records have a text."""
@@ -360,17 +402,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return X, public, True
         has_text_N = np.array([texts.is_text(text) for text in X], dtype=bool)
         X = [text if has_text else "-" for text, has_text in zip(X, has_text_N.tolist(), strict=True)]
-        tensors = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
+        private, pool = (self.encoder.to_tensor(points, TEXT_SPEC) for points in (X, public))
         with Stages(quiet=not self.verbose, callback=self.callback) as stages:
-            features = encode_sides(self.encoder, TEXT_SPEC, tensors, name=str(self.account), root=self._home,
-                                device=parse_device(self.device), stages=stages)  # fmt: skip
-        return features["private"].numpy(), features["public"].numpy(), has_text_N
+            return *self._encode_sides(private, pool, stages), has_text_N
 
     def _check_points(self, X: Any, public: Any) -> tuple[Any, Any]:
         """Check that X and public have the same form. The encoding of a table checks its cells later."""
         if is_images(X) != is_images(public) or is_table(X) != is_table(public):
-            kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
-            raise checks.error("public", kinds[1], f"must have the form of X, {kinds[0]}")
+            raise _form_error(X, public)
         with_words = False
         if not is_images(public) and not is_table(public):
             public = np.array(public, dtype=object) if isinstance(public, list | tuple) else np.asarray(public)
@@ -499,7 +538,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             std=None if transform.std is None else transform.std.tolist(),
             value_range=transform.value_range,
             schema=transform.schema,
-            encoder=self.encoder.make_card(TEXT_SPEC) if isinstance(self.encoder, Encoder) else self.encoder,
+            encoder=self.encoder.make_card(self._encoder_spec) if isinstance(self.encoder, Encoder) else self.encoder,
             seed=self._seed,
             device=self.device,
             verbose=self.verbose,
@@ -598,6 +637,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         _logger.info(line.strip())
         if self.verbose:
             print(line)
+
+
+def _form_error(X: Any, public: Any) -> ValueError:
+    kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
+    return checks.error("public", kinds[1], f"must have the form of X, {kinds[0]}")
 
 
 def _is_module_factory(student: Any) -> bool:

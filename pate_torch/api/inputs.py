@@ -158,7 +158,7 @@ def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real
 
 
 def _share_memory(X: Any, public: Any) -> bool:
-    pairs = [] if isinstance(X, list | tuple) else [(X, public)]
+    pairs = [(X, public)] if hasattr(X, "shape") else []
     if is_table(X):
         pairs = [(X[name], public[name]) for name in X.columns if name in public.columns]
     return any(np.shares_memory(np.asarray(column), np.asarray(other)) for column, other in pairs)

@@ -233,24 +233,28 @@ class PATE:
     # ---- the stages ---------------------------------------------------------------------------------------------
 
     @reworded_errors(PATE_WORDS)
-    def fit_teachers(self, x: Array, y: Array, *, unit_id: Any = None, public_x: Array | None = None) -> PATE:
+    def fit_teachers(self, x: Any, y: Array | None = None, *, unit_id: Any = None, public_x: Any = None) -> PATE:
         """Train one teacher per shard, or load stored teachers of the same recipe on the same records.
 
         If ``teacher`` is a ``PrivateMethod``, the call only stores the records in memory.
 
         Args:
-            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A record is unusable if its row is not finite or its
-                label is not a class. Unusable records are dropped or, under replace_one, replaced by fillers.
-            y: PRIVATE. Class numbers, integers [N].
+            x: PRIVATE. Images, rows [N, D], a Dataset or a folder, as for ``PATEClassifier.fit``. A record is unusable
+                if its point cannot be read or is not finite, or its label is not a class. Unusable records are dropped
+                or, under replace_one, replaced by fillers.
+            y: PRIVATE. Class numbers, integers [N]. None for the labels of a Dataset or a folder.
             unit_id: Stable ids [N] of the privacy units: strings, integers, booleans or dates. None if each
                 record is a unit, even if it equals another.
-            public_x: Public points that determine the normalization if ``mean`` is None. If both are None, images are
-                normalized by mean 1/2 and standard deviation 1/4, and rows are not normalized.
+            public_x: Public points that determine the normalization if ``mean`` is None, and the form of the points of
+                a Dataset or a folder. If both are None, images are normalized by mean 1/2 and standard deviation 1/4,
+                and rows are not normalized.
 
         Raises:
             ValueError: An argument is wrong, or stored teachers cannot be loaded.
         """
-        private = tensors.build_private_data(x, y, unit_id, self.unit, len(self.class_names))
+        with Stages(quiet=self.quiet, callback=self.callback) as stages:
+            facts = unit_id, self.unit, self.class_names, self.partition.adjacency, public_x
+            private = tensors.build_private_data(x, y, *facts, stages=stages)
         public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)
         data = Dataset(
             self.make_spec(private.x, public),
@@ -278,7 +282,7 @@ class PATE:
     @reworded_errors(PATE_WORDS)
     def label(
         self,
-        pool_x: Array,
+        pool_x: Any,
         num_queries: int = 100,
         *,
         strategy: QueryStrategy | None = None,
@@ -293,7 +297,7 @@ class PATE:
         If a call was interrupted after its charge, the same call finishes it free of charge. Any other call is charged.
 
         Args:
-            pool_x: Public points of the same form as the private points, [P, ...].
+            pool_x: Public points of the same form as the private points, [P, ...], a Dataset or a folder.
             num_queries: Largest number of questions.
             strategy: Query strategy of ``pate_torch.queries``. None to draw the questions at random.
             guide_student: Student that is trained before each round after the first, for strategies of several rounds:
@@ -542,7 +546,7 @@ class PATE:
             encoder=self.encoder,
         )
 
-    def make_data(self, pool_x: Array) -> Dataset:
+    def make_data(self, pool_x: Any) -> Dataset:
         """PRIVATE. Make the data set of the records and these public points, normalized for the student."""
         data = self._require_records()
         x, pool = data.private.x, PublicPool(tensors.parse_points("pool_x", pool_x))

@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pate_torch.core import checks
+from pate_torch.core.images import convert_images
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.students.numpy_student import NumpyStudent, find_student_file, parse_classes
 
@@ -99,9 +100,11 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
         if (self._spec.get("encoder") or {}).get("points") and np.shape(X)[1:] != shape:
             return X  # the student applies its encoder
         if len(shape) == 3:
-            x = np.asarray(X)
-            if x.dtype != np.uint8 or x.shape[1:] != shape:
-                raise checks.error("X", f"{x.dtype} {list(x.shape)}", f"must be uint8 images {['N', *shape]}")
+            if not isinstance(self._student, NumpyStudent):
+                return X  # the student reads arrays, datasets and folders
+            x = convert_images("X", X)[0]
+            if x.shape[1:] != shape:
+                raise checks.error("X", list(x.shape), f"must be images {['N', *shape]}")
             return x
         if self._schema is None:
             X = X.toarray() if hasattr(X, "toarray") else X

@@ -8,9 +8,15 @@ on the backend, the chunk or the rank that trains the teacher.
 from __future__ import annotations
 
 import hashlib
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+_GENERATORS_LOCK = threading.RLock()
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -32,3 +38,22 @@ def make_torch_generator(seed: int, *names: str | int, device: torch.device | st
 def make_numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
     """Make a NumPy generator (Philox) for one named stream."""
     return np.random.Generator(np.random.Philox(derive_seed(seed, *names)))
+
+
+@contextmanager
+def seeded_generators(seed: int, *names: str | int) -> Iterator[None]:
+    """Seed the global generators of random, NumPy and torch, and restore their states at the end.
+
+    Only one thread at a time has seeded generators.
+    """
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with _GENERATORS_LOCK, torch.random.fork_rng(devices=gpus):
+        previous_states, derived_seed = (random.getstate(), np.random.get_state()), derive_seed(seed, *names)
+        random.seed(derived_seed)
+        np.random.seed(derived_seed % 2**32)
+        torch.manual_seed(derived_seed)
+        try:
+            yield
+        finally:
+            random.setstate(previous_states[0])
+            np.random.set_state(previous_states[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import shutil
 import time
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
+from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import load_or_encode
 from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
@@ -83,7 +86,7 @@ class EncodedDataset(DatasetSource):
 def encode_sides(
     encoder: Encoder,
     points: DataSpec,
-    sides: Mapping[str, Tensor],
+    sides: Mapping[str, Tensor | PointStream],
     *,
     name: str,
     root: Path,
@@ -98,7 +101,7 @@ def encode_sides(
     Args:
         encoder: The encoder.
         points: Specification of the points.
-        sides: Points by side: "public", "private" (PRIVATE) and optionally "test".
+        sides: Points by side, which may be streams: "public", "private" (PRIVATE) and optionally "test".
         name: Name of the data set or account in the cache.
         root: Folder of the cache of encoded points.
         device: Device of an encoder that is a torch module.
@@ -108,7 +111,8 @@ def encode_sides(
         ValueError: The encoder cannot encode points of this kind, the features of one point depend on other points, or
             features of public points are not finite.
     """
-    card, x_P = encoder.make_card(points), sides["public"]
+    card, public = encoder.make_card(points), sides["public"]
+    x_P = next(public.iterate_blocks()) if isinstance(public, PointStream) else public
     if not card.disjoint:
         training_data = f"are {card.trained_on}"
         if card.trained_on is None:
@@ -124,7 +128,9 @@ def encode_sides(
         check_independence()
         subject = f"{side_names[side]} of {name}"
         progress, start = stages(f"Encoding {subject}"), time.monotonic()
-        feature_ND = encoder.encode(sides[side], points, device=device, progress=progress)
+        x = sides[side]
+        blocks = x.iterate_blocks(progress) if isinstance(x, PointStream) else x
+        feature_ND = encoder.encode(blocks, points, device=device, progress=progress)
         ms_per_point = 1000 * (time.monotonic() - start) / max(1, len(sides[side]))
         stages.print_message(f"Encoded {subject} by {encoder.name}: {ms_per_point:.2g} ms per point.")
         return feature_ND
@@ -133,9 +139,23 @@ def encode_sides(
     facts = {"encoder": card.identity, "points": points.to_dict(), "code": code, "device": device.type}
     limits: Mapping[str, Any] = {"max_bytes": int(encoder.cache_gb * 1e9), "notify": stages.print_message}
     feature_by_side = {
-        side: load_or_encode(root, f"{name}-{side}", facts, x_N, functools.partial(encode, side), **limits)
-        for side, x_N in sides.items()
+        side: load_or_encode(
+            root,
+            f"{name}-{side}",
+            facts,
+            functools.partial(_compute_digest, x),
+            functools.partial(encode, side),
+            **limits,
+        )
+        for side, x in sides.items()
     }
     if not bool(feature_by_side["public"].isfinite().all()):
         raise checks.error("features.name", card.name, "returns features of public points that are not finite")
     return {side: x_ND.nan_to_num(0, 0, 0) for side, x_ND in feature_by_side.items()}
+
+
+def _compute_digest(x: Tensor | PointStream) -> str:
+    if isinstance(x, Tensor):
+        return compute_tensor_digest(x)
+    digests = "".join(map(compute_tensor_digest, x.iterate_blocks()))
+    return hashlib.sha256(digests.encode()).hexdigest()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import Dataset
 
 from pate_torch.core import checks
 from pate_torch.data.file_source import FileRecords, FileSource, Points, hash_points
@@ -92,19 +96,72 @@ class ImageFolder(FileSource):
         images = [image for file in files.values() for image in file.content]
         shape = self.channels, self.size, self.size
         x, is_readable_N = torch.zeros(len(images), *shape, dtype=torch.uint8), np.ones(len(images), dtype=bool)
-        for row, image in enumerate(images):
+
+        def read(row: int) -> None:
             try:
-                x[row] = read_image("dataset.path", image, shape, RESIZE_METHOD)
+                x[row] = read_image("dataset.path", images[row], shape, RESIZE_METHOD)
             except ValueError:
                 if role_N[row] in self._public_roles:
                     raise
                 is_readable_N[row] = False
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's global interpreter lock
+            list(pool.map(read, range(len(images))))
         return Points(
             x=x,
             is_readable_N=is_readable_N,
             make_content_ids=lambda public: hash_points(x[public]),
             options={"resize": RESIZE_METHOD},
         )
+
+
+class ImageFolderDataset(Dataset):
+    """The images below a folder, in the order of their paths, as uint8 [Ch, H, W] with the name of the class folder.
+
+    The label of an image outside of the class folders is None.
+
+    Args:
+        path: Folder.
+        size: Height and width to which images are resized. None for the size of the images, if all have one size.
+        shape: Shape [Ch, H, W] of all points. None for ``size`` and, unless all images are gray, three channels.
+        key: Name of the argument, for messages.
+
+    Raises:
+        ValueError: The folder has no images, or images of several sizes although ``size`` is None.
+    """
+
+    def __init__(
+        self, path: Path | str, *, size: int | None = None, shape: Sequence[int] | None = None, key: str = "path"
+    ) -> None:
+        self.path, self.key = Path(path).expanduser(), key
+        self.files = list_image_files(self.path)
+        if not self.files:
+            raise checks.error(key, str(path), "must be a folder with images", f"Looked in {self.path.absolute()}.")
+        if shape is None:
+            modes_and_sizes = Counter(_read_header(key, file) for file in self.files)
+            num_channels = 1 if all(mode in ("1", "L", "LA") for mode, _ in modes_and_sizes) else 3
+            (width, height), *others = {size for _, size in modes_and_sizes} if size is None else [(size, size)]
+            if others:
+                problem = f"has images of {len(others) + 1} sizes"
+                raise checks.error(key, str(path), problem, "Pass ImageFolderDataset(path, size=64), for example.")
+            shape = num_channels, height, width
+        self.shape = tuple(shape)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, str | None]:
+        file = self.files[row]
+        folders = file.relative_to(self.path).parts
+        return read_image(self.key, file, self.shape, RESIZE_METHOD), folders[0] if len(folders) > 1 else None
+
+
+def _read_header(key: str, file: Path) -> tuple[str, tuple[int, int]]:
+    try:
+        with Image.open(file, formats=_FORMATS) as image:
+            return image.mode, image.size
+    except Exception as error:
+        raise checks.error(key, str(file), f"is not a readable image ({error})") from error
 
 
 def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -> torch.Tensor:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.core.progress import Stages
 from pate_torch.data.base import Constants, DatasetSource, SourceFacts, assemble_dataset, check_name
+from pate_torch.data.streams import PointStream, is_streamed
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool, convert_labels, convert_points
 
 
@@ -79,7 +81,7 @@ class Tensors(DatasetSource):
         classes = self._class_names
         if len(classes) < 2:
             raise checks.error("class_names", self.class_names, "must list at least two classes")
-        private = build_private_data(self.x, self.y, self.unit_id, self.unit, len(classes))
+        private = build_private_data(self.x, self.y, self.unit_id, self.unit, classes, public_x=self.pool_x)
         x, pool_x, test_x = private.x, parse_points("pool_x", self.pool_x), parse_points("test_x", self.test_x)
         for key, part_x in (("pool_x", pool_x), ("test_x", test_x)):
             if part_x.shape[1:] != x.shape[1:] or part_x.dtype != x.dtype:
@@ -101,17 +103,39 @@ class Tensors(DatasetSource):
         )
 
 
-def build_private_data(x: Any, y: Any, unit_id: Any, unit: str, num_classes: int) -> PrivateRecords:
-    """PRIVATE. Build private records of arrays (``PrivateRecords.from_rows``).
+def build_private_data(
+    x: Any,
+    y: Any,
+    unit_id: Any,
+    unit: str,
+    class_names: Sequence[str],
+    adjacency: str = "replace_one",
+    public_x: Any = None,
+    stages: Stages | None = None,
+) -> PrivateRecords:
+    """PRIVATE. Build private records (``PrivateRecords.from_rows``) of arrays, a Dataset or a folder of images.
+
+    If ``y`` is None, the labels of the Dataset or the folder are class numbers or class names. The public points fix
+    the form of the points of a Dataset or a folder.
 
     Raises:
         ValueError: A shape or type is wrong, no record can be used, or an id is missing or ambiguous.
     """
+    is_readable_N, num_classes = None, len(class_names)
+    if is_streamed(x):
+        if public_x is None and not hasattr(x, "shape"):
+            raise checks.error("public_x", None, "must be given, because the public points fix the form of all points")
+        form = PointStream("public_x", public_x).form if is_streamed(public_x) else None
+        stream = PointStream("x", x, form, adjacency=adjacency)
+        x, is_readable_N = stream.load(stages), stream.is_readable_N
+        if y is None:
+            number_by_name = {name: number for number, name in enumerate(class_names)}
+            y = [number_by_name.get(label, -1) if isinstance(label, str) else label for label in stream.labels]
     x = parse_points("x", x, require_finite=False)
     kind = getattr(y, "dtype", None)
     if kind in (torch.bool, torch.complex64, torch.complex128):
         raise checks.error("y", kind, "must be integers, one for each point")
-    private = PrivateRecords.from_rows(x, y, unit_id, unit, num_classes=num_classes)
+    private = PrivateRecords.from_rows(x, y, unit_id, unit, num_classes=num_classes, is_readable_N=is_readable_N)
     if private.usable_N is not None and not bool(private.usable_N.any()):
         message = f"has no record with a label in 0..{num_classes - 1} and a finite point"
         raise checks.error("y", kind, message, "Declare all classes.")
@@ -119,7 +143,7 @@ def build_private_data(x: Any, y: Any, unit_id: Any, unit: str, num_classes: int
 
 
 def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor:
-    """Convert points to uint8 images or float32 rows.
+    """Convert points to uint8 images or float32 rows. Datasets and folders of images are read.
 
     Raises:
         ValueError: There are no points, their shape or type is wrong, or ``require_finite`` and a value is not finite.
@@ -127,13 +151,13 @@ def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor
     if hasattr(value, "columns"):
         fix = "Pass an array (df.to_numpy()), or use PATEClassifier, which accepts data frames."
         raise checks.error(key, type(value).__name__, "must be an array or a tensor", fix)
-    x = convert_points(value)
+    x = PointStream(key, value).load() if is_streamed(value) else convert_points(value)
     if x.dim() == 2 and x.dtype.is_floating_point:
         if require_finite and not bool(x.isfinite().all()):
             raise checks.error(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
     elif not (x.dim() == 4 and x.dtype == torch.uint8):
         shape_and_dtype = f"{('*', *x.shape[1:])} {x.dtype}"
-        raise checks.error(key, shape_and_dtype, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
+        raise checks.error(key, shape_and_dtype, "must be images [*, Ch, H, W] or float rows [*, D]")
     if len(x) == 0:
         raise checks.error(key, tuple(x.shape), "must have at least one point")
     return x.contiguous()

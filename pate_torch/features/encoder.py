@@ -187,13 +187,19 @@ class Encoder:
     def encode(
         self, x: Any, points: DataSpec = TEXT_SPEC, *, device: Device = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
-        """Compute features [N, D], float32 on the CPU. The features of a point do not depend on other points."""
-        x, run = self.to_tensor(x, points), self.make_runner(points, device)
+        """Compute features [N, D], float32 on the CPU. The features of a point do not depend on other points.
+
+        ``x`` are the points, or an iterator over blocks of them. The features do not depend on the blocks.
+        """
+        run = self.make_runner(points, device)
 
         def encode_batches(batches: Iterator[Tensor]) -> Tensor:
             return torch.stack([run(x_B) for x_B in batches]).cpu()  # one copy from a GPU
 
-        return map_batch_invariant(encode_batches, x, progress, self.batch_size)
+        blocks = x if isinstance(x, Iterator) else [x]
+        report = do_nothing if isinstance(x, Iterator) else progress  # the reader of the blocks reports them
+        tensors = (self.to_tensor(block, points) for block in blocks)
+        return torch.cat([map_batch_invariant(encode_batches, x_B, report, self.batch_size) for x_B in tensors])
 
     def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
         """Convert points (texts, arrays or the columns of a table) to a tensor of raw points."""

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.core.files import atomic_replacement, compute_tensor_digest, create_private_folder, read_tensors
+from pate_torch.core.files import atomic_replacement, create_private_folder, read_tensors
 from pate_torch.core.run_folders import hold_lock
 from pate_torch.features.base import Device
 
@@ -190,7 +190,7 @@ def load_or_encode(
     root: Path,
     name: str,
     key_facts: Mapping[str, object],
-    x_N: Tensor,
+    compute_digest: Callable[[], str],
     encode: Callable[[], Tensor],
     *,
     max_bytes: int,
@@ -205,14 +205,14 @@ def load_or_encode(
         root: Folder of the teachers and the ledger, which is private.
         name: Start of the file name.
         key_facts: Plain data (JSON) that determines the features together with the points.
-        x_N: Raw points.
+        compute_digest: Function that computes a hash of the points.
         encode: Function that computes the features.
         max_bytes: Largest total size of the files in bytes. 0 for no cache.
         notify: Function that is called with messages for the user.
     """
     if not max_bytes:
         return encode()
-    key_text = json.dumps([key_facts, compute_tensor_digest(x_N)], sort_keys=True)
+    key_text = json.dumps([key_facts, compute_digest()], sort_keys=True)
     key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
     file = create_private_folder(root / "features", CACHE_README) / f"{name}-{key}.safetensors"
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.data.streams import PointForm, PointStream
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import DataSpec, EncoderCard, LinearModel, NoisyCounts
@@ -117,7 +118,8 @@ class Student:
         """Convert raw points to the input tensor. The schema converts tables, and the encoder computes features.
 
         Args:
-            points: uint8 images, feature rows, texts, or a table (a DataFrame, {column: values} or an object array).
+            points: Images, a Dataset or a folder (``PointStream``), feature rows, texts, or a table (a DataFrame,
+                {column: values} or an object array).
             unknown: Treatment of a value that is not a category of its column: "error" or "zeros".
 
         Raises:
@@ -133,7 +135,7 @@ class Student:
                 fix = f"Pass an array of shape (N, {', '.join(map(str, width))})."
                 raise checks.error("student", spec.name, "has no schema, so tables cannot be converted", fix)
             return torch.from_numpy(spec.schema.encode(points, unknown=unknown))
-        x = torch.as_tensor(points)
+        x = PointStream("points", points, PointForm(width)).load() if spec.is_image else torch.as_tensor(points)
         if tuple(x.shape[1:]) != width:
             problem = f"must have the shape (N, {', '.join(map(str, width))})"
             raise checks.error("points", tuple(x.shape), problem, "" if spec.schema is None else "Or pass a DataFrame.")
@@ -148,6 +150,8 @@ class Student:
             problem = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
             fix = "Use load_student(..., encoder=Encoder(weights=...)), with Encoder of pate_torch.features.encoder."
             raise checks.error("student", self.spec.name, problem, fix)
+        if card.points.is_image:
+            points = PointStream("points", points, PointForm(tuple(card.points.input_shape))).iterate_blocks()
         return self.encoder.encode(points, card.points, device=next(self.module.parameters()).device)
 
     def with_encoder(self, encoder: Encoder) -> Student:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import random
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks, rng
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Progress, do_nothing
+from pate_torch.core.rng import seeded_generators
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import independence, voting
@@ -34,27 +32,6 @@ Fit = Callable[[Tensor, Tensor, int], Member]
 
 FALLBACK_CLASS = 0
 """Vote of a teacher that could not be fitted or cannot predict, so that every teacher has exactly one vote."""
-
-_GENERATORS_LOCK = threading.RLock()
-
-
-@contextmanager
-def seeded_generators(seed: int, *names: str | int) -> Iterator[None]:
-    """Seed the global generators of random, NumPy and torch, and restore their states at the end.
-
-    Only one thread at a time has seeded generators.
-    """
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with _GENERATORS_LOCK, torch.random.fork_rng(devices=gpus):
-        previous_states, derived_seed = (random.getstate(), np.random.get_state()), rng.derive_seed(seed, *names)
-        random.seed(derived_seed)
-        np.random.seed(derived_seed % 2**32)
-        torch.manual_seed(derived_seed)
-        try:
-            yield
-        finally:
-            random.setstate(previous_states[0])
-            np.random.set_state(previous_states[1])
 
 
 @dataclass(eq=False, repr=False)

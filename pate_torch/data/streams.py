@@ -1,0 +1,214 @@
+"""Points as users of PyTorch have them: map-style datasets, arrays of images, and folders of images.
+
+Points are read in blocks, so that neither the user's items nor floating-point copies of all images are in memory.
+
+Guarantee: a point, its label and its readability are functions of its item and of the form of the public points, if
+each item of the dataset is made from one record. The global generators have one fixed state before each item is read,
+so random transforms give the same result for a record whatever the number of records. A sample is read twice, and a
+dataset that returns other values the second time is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torchvision.datasets import DatasetFolder
+
+from pate_torch.core import checks, rng
+from pate_torch.core.images import convert_images, has_fractions
+from pate_torch.core.progress import Progress, Stages, do_nothing
+from pate_torch.data.image_folder import ImageFolderDataset
+from pate_torch.privacy.records import DataSpec, convert_points
+
+_BLOCK_POINTS = 256
+_NUM_CHECKED_POINTS = 8
+"""Number of points that are read twice."""
+
+
+@dataclass(frozen=True)
+class PointForm:
+    """Form of the public points, which all points must have.
+
+    Attributes:
+        shape: Shape of a point, [Ch, H, W] or [D].
+        has_fractions: Whether the user's images hold fractions in 0..1, and not whole numbers in 0..255. None if both
+            are allowed.
+    """
+
+    shape: tuple[int, ...]
+    has_fractions: bool | None = None
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    def make_encoder_spec(self) -> DataSpec:
+        """Make the specification of the input of an encoder, which normalizes images itself or by 1/2 and 1/4."""
+        constants = ((0.5,) * self.shape[0], (0.25,) * self.shape[0]) if self.is_image else ((0.0,), (1.0,))
+        facts = {"num_classes": 2, "class_names": ("0", "1")}
+        return DataSpec(name="points", input_shape=self.shape, mean=constants[0], std=constants[1], **facts)  # type: ignore[arg-type]
+
+
+def is_streamed(x: Any) -> bool:
+    """Return whether ``PointStream`` reads points of this type: a dataset, a path, or an array of images."""
+    return isinstance(x, Dataset | DataLoader | str | Path) or getattr(x, "ndim", 0) in (3, 4)
+
+
+class PointStream:
+    """Points of a dataset, a folder of images, or an array of images.
+
+    Args:
+        key: Name of the argument, for messages.
+        points: Map-style dataset of points or of tuples (point, label); path of a folder of images; or array of images.
+            A point is a PIL image, an image [H, W] or [Ch, H, W], or a row [D].
+        form: Form of the public points. None to take the form of these points, which are then public.
+        adjacency: Neighboring relation of private points. A private point that cannot be read is zeros and stops
+            nothing. None if the points are public.
+        size: Height and width to which images of a folder are resized. None if all have one size.
+
+    Attributes:
+        form: Form of the points.
+        is_readable_N: PRIVATE. Which points could be read, bool [N], after ``load`` or ``iterate_blocks``.
+        labels: PRIVATE. Label of each point, or None, [N], likewise.
+
+    Raises:
+        ValueError: The points have another type or form.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        points: Any,
+        form: PointForm | None = None,
+        *,
+        adjacency: str | None = None,
+        size: int | None = None,
+    ) -> None:
+        if isinstance(points, DataLoader | IterableDataset):
+            fix = "Pass loader.dataset." if isinstance(points, DataLoader) else ""
+            raise checks.error(key, type(points).__name__, "must be a map-style Dataset, with len() and indices", fix)
+        if isinstance(points, str | Path):
+            shape = None if form is None else form.shape
+            points = ImageFolderDataset(points, size=size, shape=shape, key=key)
+        elif not isinstance(points, Dataset):
+            points = points.detach().cpu().numpy() if isinstance(points, Tensor) else np.asarray(points)
+        if len(points) == 0:
+            raise checks.error(key, type(points).__name__, "must have at least one point")
+        if adjacency == "replace_one" and _is_sorted_by_path(points):
+            problem = "cannot be used with a folder, because the position of an image depends on its name and class"
+            raise checks.error("adjacency", adjacency, problem, "Use add_remove.")
+        self.key, self.points, self.is_private = key, points, adjacency is not None
+        self.is_readable_N, self.labels = np.ones(len(points), dtype=bool), list[Any]([None] * len(points))
+        if form is None:
+            with rng.seeded_generators(0):
+                first = points[0]
+            point = _to_array(first[0] if isinstance(first, tuple | list) else first)
+            shape = (1, *point.shape) if point.ndim == 2 else point.shape
+            form = PointForm(tuple(shape), has_fractions(point) if len(shape) == 3 else None)
+        self.form = form
+        if isinstance(points, np.ndarray):
+            shape = (1, *points.shape[1:]) if points.ndim == 3 else points.shape[1:]
+            if tuple(shape) != form.shape or form.has_fractions not in (None, has_fractions(points)):
+                values = {True: "floats in 0..1", False: "uint8", None: "images"}[form.has_fractions]
+                problem = f"must be {values} of the shape of the public points, {list(form.shape)}"
+                raise checks.error(key, f"{points.dtype} {list(points.shape)}", problem)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def load(self, stages: Stages | None = None) -> Tensor:
+        """Read all points: uint8 images [N, Ch, H, W] or float32 rows [N, D]."""
+        is_array = isinstance(self.points, np.ndarray)
+        if is_array and self.points.dtype == np.uint8:
+            return torch.as_tensor(self.points).reshape(-1, *self.form.shape)  # no copy
+        progress = do_nothing if stages is None or is_array else stages(f"Reading {self.key}")
+        x = torch.empty(len(self), *self.form.shape, dtype=torch.uint8 if self.form.is_image else torch.float32)
+        for begin, block in zip(range(0, len(self), _BLOCK_POINTS), self.iterate_blocks(progress), strict=True):
+            x[begin : begin + len(block)] = block
+        return x
+
+    def iterate_blocks(self, progress: Progress = do_nothing) -> Iterator[Tensor]:
+        """Read the points in blocks, and then a sample once more.
+
+        Raises:
+            ValueError: A point that is not private cannot be read, or a point of the sample is not the same twice.
+        """
+        stride = max(1, len(self) // _NUM_CHECKED_POINTS)
+        kept_by_row = dict[int, Tensor]()
+        for begin in range(0, len(self), _BLOCK_POINTS):
+            rows = range(begin, min(begin + _BLOCK_POINTS, len(self)))
+            block = self._read_block(rows)
+            kept_by_row |= {row: block[row - begin].clone() for row in rows if row % stride == 0}
+            yield block
+            progress(100 * rows.stop // len(self), 100)  # percentages, because the number of points may be private
+        for row in reversed(kept_by_row):
+            if not torch.equal(self._read_block(range(row, row + 1))[0], kept_by_row[row]):
+                problem = "returns other values when a point is read a second time"
+                raise checks.error(self.key, type(self.points).__name__, problem, "Use transforms without a state.")
+
+    def _read_block(self, rows: range) -> Tensor:
+        if isinstance(self.points, np.ndarray):
+            pixels, is_finite = convert_images(
+                self.key, self.points[rows.start : rows.stop], is_private=self.is_private
+            )
+            self.is_readable_N[rows.start : rows.stop] = is_finite
+            return torch.from_numpy(np.where(is_finite[:, None, None, None], pixels, 0).astype(np.uint8))
+        if isinstance(self.points, ImageFolderDataset):  # decoding draws no random numbers and releases Python's lock
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return torch.stack(list(pool.map(self._read_point, rows)))
+        return torch.stack([self._read_point(row) for row in rows])
+
+    def _read_point(self, row: int) -> Tensor:
+        self.is_readable_N[row] = True
+        try:
+            return self._convert_item(row)
+        except Exception as error:  # a dataset of the user may raise anything
+            if not self.is_private:
+                problem = f"has a point that cannot be read ({type(error).__name__}: {error})"
+                raise checks.error(self.key, f"point {row}", problem) from error
+        self.is_readable_N[row] = False
+        return torch.zeros(self.form.shape, dtype=torch.uint8 if self.form.is_image else torch.float32)
+
+    def _convert_item(self, row: int) -> Tensor:
+        if isinstance(self.points, ImageFolderDataset):
+            item = self.points[row]
+        else:
+            with rng.seeded_generators(0):
+                item = self.points[row]
+        point, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
+        self.labels[row] = label.item() if isinstance(label, Tensor | np.generic) else label
+        array = _to_array(point, self.form)
+        is_valid = self.form.has_fractions in (None, has_fractions(array))
+        if self.form.is_image:
+            pixels, is_finite = convert_images(self.key, array[None], is_private=self.is_private)
+            x, is_valid = torch.from_numpy(pixels[0]), is_valid and bool(is_finite[0])
+        else:
+            x = convert_points(array).float()
+        if not is_valid or tuple(x.shape) != self.form.shape:
+            raise ValueError(f"{array.dtype} {list(array.shape)}: is not finite, or has not the form {self.form}")
+        return x
+
+
+def _is_sorted_by_path(points: Any) -> bool:
+    while isinstance(points, Subset):
+        points = points.dataset
+    return isinstance(points, DatasetFolder | ImageFolderDataset)
+
+
+def _to_array(point: Any, form: PointForm | None = None) -> np.ndarray:
+    """Convert an item of a dataset to an array. A PIL image becomes gray or RGB, [Ch, H, W]."""
+    if isinstance(point, Image.Image):
+        is_gray = point.mode in ("1", "L", "LA") if form is None else form.shape[0] == 1
+        pixels = np.asarray(point.convert("L" if is_gray else "RGB"))
+        return pixels[None] if is_gray else pixels.transpose(2, 0, 1)
+    return point.detach().cpu().numpy() if isinstance(point, Tensor) else np.asarray(point)
