@@ -190,6 +190,8 @@ class PATE:
             self.provenance = {origins.CLASSES: origins.FROM_OWNER, origins.NORMALIZATION_CONSTANTS: constants_origin}
         for key in ("allow_uninformative_labels", "verbose"):
             checks.boolean(key, getattr(self, key))
+        if not isinstance(self.execution, TrainingExecution):
+            raise checks.error("execution", self.execution, "must be a TrainingExecution of pate_torch.teachers.recipe")
         self._privacy = PrivacyConfig(
             delta=checks.delta("delta", self.delta),
             insecure_noise_seed=self.insecure_noise_seed,
@@ -252,7 +254,7 @@ class PATE:
         Raises:
             ValueError: An argument is wrong, or stored teachers cannot be loaded.
         """
-        with Stages(quiet=self.quiet, callback=self.callback) as stages:
+        with Stages(quiet=not self.verbose, callback=self.callback) as stages:
             facts = unit_id, self.unit, self.class_names, self.partition.adjacency, public_x
             private = tensors.build_private_data(x, y, *facts, stages=stages)
         public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)

@@ -89,8 +89,7 @@ class Stages:
         task = None if self.live_display is None else self.live_display.add_task(escape(name), total=None, end=None)
         if self.live_display is None:
             self.print_message(f"{name} ...")
-        start, next_line = time.monotonic(), FIRST_LINE_SECONDS
-        first_done, previous_done, is_finished = 0, -1, False
+        start, next_line, first_done, previous_done, is_finished = time.monotonic(), FIRST_LINE_SECONDS, 0, -1, False
 
         def report(done: int, total: int) -> None:
             nonlocal start, next_line, first_done, previous_done, is_finished
@@ -99,16 +98,15 @@ class Stages:
             if done < previous_done or (previous_done < 0 and now - start < RESUME_SECONDS):
                 start, next_line, first_done, is_finished = now, FIRST_LINE_SECONDS, done, False
             previous_done, elapsed = done, now - start
-            remaining = elapsed * (total - done) / (done - first_done) if done > first_done else None
+            left = elapsed * (total - done) / (done - first_done) if done > first_done else None
             if self.live_display is not None and task is not None:
-                end = None if remaining is None else now + remaining
-                self.live_display.update(task, completed=done, total=total, end=end)
+                self.live_display.update(task, completed=done, total=total, end=None if left is None else now + left)
             elif done == total and done > 0 and not is_finished:
                 is_finished = True
                 self.print_message(f"{name}: {done}/{total} done in {format_duration(elapsed)}")
-            elif done < total and remaining is not None and elapsed >= next_line:
+            elif done < total and left is not None and elapsed >= next_line:
                 next_line = elapsed + LINE_INTERVAL_SECONDS
-                times = f"{format_duration(elapsed)} so far, {format_duration(remaining)} left"
+                times = f"{format_duration(elapsed)} so far, {format_duration(left)} left"
                 self.print_message(f"{name}: {done}/{total} ({done / total:.0%}), {times}")
             if self.callback is not None:
                 self.callback(name, done, total)

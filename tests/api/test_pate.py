@@ -147,6 +147,8 @@ def test_verbose_shows_the_stages_on_standard_error_alone(make, teacher, capsys)
     assert capsys.readouterr() == ("", "")
     with pytest.raises(ValueError, match=r"verbose=3: must be true or false"):
         make(verbose=3)
+    with pytest.raises(ValueError, match=r"execution='processes': must be a TrainingExecution"):
+        make(execution="processes")
 
 
 def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
