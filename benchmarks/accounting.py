@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
-from pate_torch.accounting.data_dependent.theorems import GNMaxOutcomes
+from pate_torch.accounting.prices import GaussianNoisyMaxPrice
 from pate_torch.core.rng import make_numpy_generator
 
 TEACHERS, CLASSES, SIGMA = 250, 10, 40.0
@@ -66,7 +66,9 @@ def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """Query by query, order by order, move by move, as the definition reads."""
     total = np.zeros((TEACHERS + 1, len(orders)))
     for i, order in enumerate(orders):
-        of_q, _ = smooth_sensitivity.make_price_parts(GNMaxOutcomes(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
+        of_q, _ = smooth_sensitivity.make_price_parts(
+            GaussianNoisyMaxPrice(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES
+        )
         q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.max_local_sensitivity_A[0]
 
         def log_q_of(row: np.ndarray) -> float:
@@ -133,7 +135,7 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=1_000_000, help="queries of the largest theorem run")
     args = parser.parse_args()
 
-    model, rows = GNMaxOutcomes(sigma=SIGMA), []
+    model, rows = GaussianNoisyMaxPrice(sigma=SIGMA), []
     votes = realistic_votes(10_000, args.seed)
     unique = len(theorems.group_votes(votes))
     theorems.compute_rdp(model, votes[:100], ORDERS)

@@ -35,8 +35,7 @@ import torch
 sys.path.insert(0, str(Path.cwd().parent))  # for benchmarks/, which is not part of the package
 
 from benchmarks.fonts.glyphs import Glyphs
-from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting import rdp
+from pate_torch.accounting import GaussianNoisyMaxPrice, compute_data_dependent_epsilon, compute_epsilon
 from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.audit.command import audit
@@ -100,30 +99,24 @@ SIGMAS = (8, 16, 40)
 generator = np.random.default_rng(0)
 
 
-def theorem_epsilon(mechanism, counts_QC=counts_QC):
-    curve_A = compute_rdp(mechanism.make_outcome_model(), counts_QC, rdp.ORDERS)
-    return rdp.to_epsilon(rdp.ORDERS, curve_A, DELTA)
-
-
-def draw_private_epsilon(mechanism, draws=41):
+def draw_private_epsilon(price, draws=41):
     """Compute the median of the published price. The plan is chosen on example votes, never on the priced votes."""
     imagined = private_price.make_example_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
-    model = mechanism.make_outcome_model()
-    plan = private_price.choose_plan(model, imagined, num_queries=QUESTIONS, delta=DELTA)
+    plan = private_price.choose_plan(price, imagined, num_queries=QUESTIONS, delta=DELTA)
     draws_Z = generator.standard_normal(draws)  # seeded, because nothing here is private
     published = [
-        private_price.publish_price(plan, model, counts_QC, z, adaptive=False).compute_epsilon(DELTA) for z in draws_Z
+        private_price.publish_price(plan, price, counts_QC, z, adaptive=False).compute_epsilon(DELTA) for z in draws_Z
     ]
     return np.median(published)
 
 
 rows = {}
 for sigma in SIGMAS:
-    mechanism = GNMax(sigma=sigma)
+    price = GaussianNoisyMaxPrice(sigma)
     rows[sigma] = {
-        "data-independent": accounting.compute_guarantee(mechanism.privacy_events(QUESTIONS), DELTA).epsilon,
-        "private epsilon": draw_private_epsilon(mechanism),
-        "theorem": theorem_epsilon(mechanism),
+        "data-independent": compute_epsilon(price, QUESTIONS, delta=DELTA),
+        "private epsilon": draw_private_epsilon(price),
+        "theorem": compute_data_dependent_epsilon(counts_QC, price, delta=DELTA),
     }
 table = pd.DataFrame(rows).T.rename_axis("sigma")
 table.round(2)
@@ -153,9 +146,9 @@ plt.show()
 
 # %%
 sigma, order = 8, 10.0
-model = GNMax(sigma=sigma).make_outcome_model()
+price = GaussianNoisyMaxPrice(sigma)
 gap_Q = votes.compute_gaps().numpy()
-price_Q = [compute_rdp(model, row[None], [order])[0] for row in counts_QC]
+price_Q = [compute_rdp(price, row[None], [order])[0] for row in counts_QC]
 
 fig, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
 axes.axhline(order / sigma**2, color="black", label="data-independent")
@@ -183,9 +176,9 @@ neighbor_QC = counts_QC.copy()
 for row in neighbor_QC:
     row[generator.choice(len(row), p=row / row.sum())] -= 1
     row[generator.integers(len(row))] += 1
-mechanism = GNMax(sigma=16)
+price = GaussianNoisyMaxPrice(16)
 for name, counts in (("with the person", counts_QC), ("without", neighbor_QC)):
-    print(f"{name:>16}: epsilon by the theorem {theorem_epsilon(mechanism, counts):.6f}")
+    print(f"{name:>16}: epsilon by the theorem {compute_data_dependent_epsilon(counts, price, delta=DELTA):.6f}")
 print(f"{'in both cases':>16}: data-independent {table.loc[16, 'data-independent']:.6f}")
 
 # %% [markdown]

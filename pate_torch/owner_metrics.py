@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent.theorems import OutcomeModel, compute_rdp
+from pate_torch.accounting import compute_data_dependent_epsilon
 from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.prices import OutcomeModel
 from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core.files import PRIVATE_FILE_MODE, PRIVATE_README, create_private_folder
 from pate_torch.core.progress import Stages
@@ -190,8 +190,8 @@ def compute_vote_metrics(
     asked = None if votes is None else votes.select(release.query_Q)
     if asked is not None and len(asked) and model is not None:
         with _note_failure("Price of these votes, theorem", missing):
-            rdp_A = compute_rdp(model, asked.counts_QC.cpu().numpy(), rdp.ORDERS)
-            epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
+            counts_QC = asked.counts_QC.cpu().numpy()
+            epsilon = compute_data_dependent_epsilon(counts_QC, model, delta=delta)
             if not math.isfinite(epsilon):
                 raise ArithmeticError("no finite epsilon")
             figures["epsilon_pate2018"] = epsilon

@@ -75,7 +75,7 @@ def compute_two_thirds_teachers(mechanism: SparseVector, num_queries: int, beta:
     A two-thirds majority of K teachers has the distance K/6 - 1.
     """
     plan = mechanism.compute_scales(num_queries)
-    noise = plan.noise_scale * (math.log(4 * plan.max_blocks / beta) + 2 * math.log(4 * num_queries / beta))
+    noise = plan.noise_scale * (math.log(4 * plan.max_failures / beta) + 2 * math.log(4 * num_queries / beta))
     return math.ceil(6 * (1 + plan.threshold + noise))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pate_torch.accounting import gdp, pld, rdp
@@ -66,8 +66,8 @@ def compute_guarantee(
     return Guarantee(epsilon=epsilon_by_route[route], delta=delta, route=route, adjacency=adjacency, unit=unit)
 
 
-def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float) -> dict[str, float]:
-    """Compute epsilon by every route that applies to these events, exact routes first.
+def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float, accountant: str = "best") -> dict[str, float]:
+    """Compute epsilon by every route that applies to these events ("best"), exact routes first, or by one accountant.
 
     The result is {"none": 0.0} without events and {"delta": 0.0} if all events cost only delta. Infinite values are
     left out unless all values are infinite. (At a small delta the route "pld" may be infinite although others are not.)
@@ -77,7 +77,7 @@ def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float) -> dict
     if failure_delta <= delta:
         if failure_delta and not noise_events:
             return {DELTA_ONLY_ROUTE: 0.0}
-        epsilon_by_route = _compute_route_epsilons(noise_events, delta - failure_delta)
+        epsilon_by_route = _compute_route_epsilons(noise_events, delta - failure_delta, accountant)
         if epsilon_by_route:
             return dict(epsilon_by_route)
     rule = f"must exceed {failure_delta:.6g}, the failure probability (sum of the Delta events) of the release"
@@ -85,20 +85,24 @@ def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float) -> dict
 
 
 @functools.lru_cache(maxsize=256)  # a report needs the same totals many times
-def _compute_route_epsilons(noise_events: tuple[PrivacyEvent, ...], delta_left: float) -> Mapping[str, float]:
-    if not noise_events:
+def _compute_route_epsilons(events: tuple[PrivacyEvent, ...], delta: float, accountant: str) -> Mapping[str, float]:
+    if not events:
         return {"none": 0.0}
-    epsilon_by_route: dict[str, float] = {}
-    if delta_left > 0:
-        if (mu := gdp.compute_total_mu(noise_events)) is not None:
-            epsilon_by_route["gdp"] = gdp.compute_epsilon(mu, delta_left)
-        elif pld.can_price(noise_events):
-            epsilon_by_route["pld"] = pld.compute_epsilon(noise_events, delta_left)
-        epsilon_by_route["rdp"] = rdp.compute_epsilon(noise_events, delta_left)
-        if (rho := compute_total_rho(noise_events)) is not None:
-            epsilon_by_route["zcdp"] = rho + 2 * math.sqrt(rho * -math.log(delta_left))
-    if (pure_epsilon := compute_total_pure_epsilon(noise_events)) is not None:
-        epsilon_by_route["pure"] = pure_epsilon
+    routes: dict[str, Callable[[], float]] = {}
+    if delta > 0:
+        mu, rho = gdp.compute_total_mu(events), compute_total_rho(events)
+        if mu is not None:
+            routes["gdp"] = functools.partial(gdp.compute_epsilon, mu, delta)
+        if (mu is None or accountant == "pld") and pld.can_price(events):
+            routes["pld"] = functools.partial(pld.compute_epsilon, events, delta)
+        routes["rdp"] = functools.partial(rdp.compute_epsilon, events, delta)
+        if rho is not None:
+            routes["zcdp"] = functools.partial(float, rho + 2 * math.sqrt(rho * -math.log(delta)))
+    if (pure_epsilon := compute_total_pure_epsilon(events)) is not None:
+        routes["pure"] = functools.partial(float, pure_epsilon)
+    if routes:
+        checks.one_of("accountant", accountant, ("best", *routes), "Other accountants do not price these mechanisms.")
+    epsilon_by_route = {name: compute() for name, compute in routes.items() if accountant in ("best", name)}
     if any(math.isnan(value) for value in epsilon_by_route.values()):
         raise ArithmeticError(f"an accountant computed NaN: {epsilon_by_route}")
     return {name: value for name, value in epsilon_by_route.items() if math.isfinite(value)} or epsilon_by_route

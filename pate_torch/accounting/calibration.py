@@ -3,30 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 from scipy.optimize import brentq
 
 from pate_torch.accounting.accountant import compute_route_epsilons
 from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.prices import Price
 from pate_torch.core import checks
 
 _MIN_SIGMA, _MAX_SIGMA = 1e-9, 1e12
 _EPSILON_RELATIVE_MARGIN = 1e-11  # keeps the price below epsilon after rounding
 
 
-def compute_epsilon(events: Iterable[PrivacyEvent], delta: float, route: str | None = None) -> float:
-    """Compute epsilon of the events by one route, or the smallest over all routes if ``route`` is None."""
-    epsilon_by_route = compute_route_epsilons(events, delta)
-    if route is None or set(epsilon_by_route) <= {"none", "delta"}:
-        return min(epsilon_by_route.values())
-    if route not in epsilon_by_route:
-        raise checks.error("route", route, f"must be a route that prices these events: {', '.join(epsilon_by_route)}")
-    return epsilon_by_route[route]
+def compute_epsilon(
+    price: Price | Sequence[Price], num_queries: int | Sequence[int], *, delta: float, accountant: str = "best"
+) -> float:
+    """Compute epsilon of ``num_queries`` questions, or of several mechanisms together, for any votes.
+
+    Args:
+        price: Price of a mechanism, or prices of the mechanisms that are composed.
+        num_queries: Number of questions, fixed beforehand, or one number for each price.
+        delta: Delta at which epsilon is computed.
+        accountant: "best" (smallest epsilon), "gdp" (exact, for continuous Gaussian noise), "pld" (privacy loss
+            distribution of dp-accounting, rounded up), "rdp" (best real order), "zcdp" or "pure".
+    """
+    return min(compute_route_epsilons(_list_events(price, num_queries), delta, accountant).values())
+
+
+def calibrate_noise(
+    make_price: Callable[[float], Price | Sequence[Price]],
+    num_queries: int | Sequence[int],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: str = "best",
+) -> float:
+    """Compute the smallest noise, in votes, with which ``num_queries`` questions cost at most epsilon at delta.
+
+    ``make_price`` maps the noise to a price or several prices: ``GaussianNoisyMaxPrice``, or ``lambda sigma:
+    ConfidentPrice(sigma, screen_sigma=4 * sigma)``.
+    """
+    return calibrate_sigma(
+        lambda sigma: _list_events(make_price(sigma), num_queries), epsilon=epsilon, delta=delta, accountant=accountant
+    )
+
+
+def _list_events(price: Price | Sequence[Price], num_queries: int | Sequence[int]) -> list[PrivacyEvent]:
+    prices, numbers = price if isinstance(price, Sequence) else [price], np.ravel(num_queries).tolist()
+    if not all(isinstance(one_price, Price) for one_price in prices):
+        raise checks.error("price", price, "must be a price, such as GaussianNoisyMaxPrice(sigma), or several prices")
+    if len(prices) != len(numbers):
+        raise checks.error("num_queries", num_queries, f"must be one number for each price ({len(prices)})")
+    pairs = [(p, checks.integer("num_queries", n, low=0)) for p, n in zip(prices, numbers, strict=True)]
+    return [event for one_price, number in pairs for event in one_price.privacy_events(number)]
 
 
 def calibrate_sigma(
-    make_events: Callable[[float], Iterable[PrivacyEvent]], *, epsilon: float, delta: float, route: str | None = None
+    make_events: Callable[[float], Iterable[PrivacyEvent]], *, epsilon: float, delta: float, accountant: str = "best"
 ) -> float:
     """Compute the smallest sigma for which ``make_events(sigma)`` costs at most epsilon, with relative error 1e-9.
 
@@ -35,7 +70,7 @@ def calibrate_sigma(
             decrease as sigma increases.
         epsilon: Target epsilon, at ``delta``.
         delta: Target delta.
-        route: Name of the accountant ("gdp", "rdp", ...). None if the smallest price over all accountants counts.
+        accountant: Name of the accountant ("gdp", "rdp", ...), or "best" if the smallest price counts.
 
     Raises:
         ValueError: No sigma up to 1e12 reaches epsilon.
@@ -44,8 +79,8 @@ def calibrate_sigma(
     checks.delta("delta", delta)
 
     def compute_excess(log_sigma: float) -> float:
-        event_epsilon = compute_epsilon(make_events(math.exp(log_sigma)), delta, route)
-        return min(event_epsilon, 1e12) - target
+        route_epsilons = compute_route_epsilons(make_events(math.exp(log_sigma)), delta, accountant).values()
+        return min(*route_epsilons, 1e12) - target
 
     low = high = 0.0
     while compute_excess(high) > 0:

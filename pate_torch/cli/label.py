@@ -79,7 +79,8 @@ def build_config(cfg: DictConfig) -> RunConfig:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="pate label", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
+    keys = "votes=FILE (predictions [K, P] or aggregated counts [P, C]), num_classes=, dataset.name=, ..."
+    parser.add_argument("settings", nargs="*", metavar="key=value", help=keys)
     settings = parser.parse_intermixed_args(arguments).settings
 
     def label() -> None:

@@ -129,7 +129,7 @@ class PointStream:
     def load(self, stages: Stages | None = None) -> Tensor:
         """Read all points: uint8 images [N, Ch, H, W] or float32 rows [N, D]."""
         is_array = isinstance(self.points, np.ndarray)
-        if is_array and self.points.dtype == np.uint8:
+        if is_array and self.points.dtype == np.uint8 and self.points.flags.writeable:
             return torch.as_tensor(self.points).reshape(-1, *self.form.shape)  # no copy
         progress = do_nothing if stages is None or is_array else stages(f"Reading {self.key}")
         x = torch.empty(len(self), *self.form.shape, dtype=torch.uint8 if self.form.is_image else torch.float32)
@@ -151,6 +151,9 @@ class PointStream:
             kept_by_row |= {row: block[row - begin].clone() for row in rows if row % stride == 0}
             yield block
             progress(100 * rows.stop // len(self), 100)  # percentages, because the number of points may be private
+        self._check_second_reading(kept_by_row)
+
+    def _check_second_reading(self, kept_by_row: dict[int, Tensor]) -> None:
         for row in reversed(kept_by_row):
             if not torch.equal(self._read_block(range(row, row + 1))[0], kept_by_row[row]):
                 problem = "returns other values when a point is read a second time"
@@ -191,7 +194,7 @@ class PointStream:
         is_valid = self.form.has_fractions in (None, has_fractions(array))
         if self.form.is_image:
             pixels, is_finite = convert_images(self.key, array[None], is_private=self.is_private)
-            x, is_valid = torch.from_numpy(pixels[0]), is_valid and bool(is_finite[0])
+            x, is_valid = torch.tensor(pixels[0]), is_valid and bool(is_finite[0])
         else:
             x = convert_points(array).float()
         if not is_valid or tuple(x.shape) != self.form.shape:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import events
-from pate_torch.accounting.data_dependent.theorems import OutcomeModel
 from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
+from pate_torch.accounting.prices import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.mechanisms import neighbors
 from pate_torch.mechanisms.neighbors import NeighborPair
@@ -156,12 +156,6 @@ class VoteMechanism(Mechanism):
     @property
     def max_sensitivity(self) -> Sensitivity:
         return VOTE_SENSITIVITY
-
-    def _make_laplace_event(self, ratio: float, count: int) -> PrivacyEvent:
-        """Make the event of ``count`` numbers with Laplace noise; ``ratio`` is sensitivity / scale."""
-        if self.discrete:
-            return events.PureDPEvent(epsilon=ratio, count=count)
-        return events.LaplaceEvent(ratio=ratio, count=count)
 
     def _draw_labels_where(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
         """Draw argmax(n + N(0, sigma^2)) where ``passed_Q`` is true, and return NO_ANSWER elsewhere, int64 [Q]."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pate_torch.accounting import events
-from pate_torch.accounting.data_dependent.theorems import ConfidentOutcomes
+from pate_torch.accounting import ConfidentPrice
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.mechanisms.gaussian import make_answer_event
 from pate_torch.mechanisms.neighbors import NeighborPair, make_screened_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
@@ -41,14 +39,12 @@ class _ScreenedMechanism(VoteMechanism):
         checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, fix)
         checks.number("mechanism.threshold", self.threshold, "mechanism.threshold is a number of votes.")
 
-    def _make_events(self, num_asked: int, num_answered: int) -> tuple[PrivacyEvent, ...]:
-        """Make the events of ``num_asked`` checks, whose sensitivity is 1, and of ``num_answered`` GNMax answers."""
-        screen_event: PrivacyEvent = (
-            events.ZCDPEvent(rho=1 / (2 * self.screen_sigma**2), count=num_asked)
-            if self.discrete
-            else events.GaussianEvent(mu=1 / self.screen_sigma, count=num_asked)
-        )
-        return screen_event, make_answer_event(self.sigma, num_answered, self.discrete)
+    @property
+    def price(self) -> ConfidentPrice:
+        return ConfidentPrice(self.sigma, screen_sigma=self.screen_sigma, discrete=self.discrete)
+
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        return self.price.privacy_events(num_queries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +89,9 @@ class ConfidentGNMax(_ScreenedMechanism):
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries)
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        num_answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
-        return self._make_events(num_queries, num_answered)
+    @property
+    def price(self) -> ConfidentPrice:
+        return replace(super().price, max_answers=self.max_answers, threshold=self.threshold)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         top_Q = self._cast_counts(votes).max(1).values
@@ -106,12 +102,10 @@ class ConfidentGNMax(_ScreenedMechanism):
         num_asked = len(passed_Q)
         asked_votes = votes.select(torch.arange(num_asked))
         label_Q = self._draw_labels_where(asked_votes, noise, self.sigma, passed_Q)
-        return Answers(label_Q, self._make_events(num_asked, int(passed_Q.sum())))
+        return Answers(label_Q, self.price.make_events(num_asked, int(passed_Q.sum())))
 
-    def make_outcome_model(self) -> ConfidentOutcomes | None:
-        if self.discrete or self.max_answers is not None:
-            return None
-        return ConfidentOutcomes(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)
+    def make_outcome_model(self) -> ConfidentPrice | None:
+        return self.price if self.price.has_data_dependent_price else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +121,8 @@ class InteractiveGNMax(_ScreenedMechanism):
         threshold: Threshold of the check, in votes.
         student_confidence: Probability above which the student's label is the answer.
 
-    Guarantee: rho = 1/(2 screen_sigma^2) for each checked question and 1/sigma^2 for each question that the teachers
-    answer, both Gaussian, under the adjacency of the shards (p depends on a unit only through earlier answers, and
-    max_c(n_c - K p_c) has sensitivity 1). The guarantee of a release is the worst case that ``privacy_events`` returns.
-    With discrete noise, which protects integers only, K p_c is rounded to whole votes. Discrete noise has the same rho,
-    but no GDP guarantee.
+    Guarantee: that of ``ConfidentGNMax``, under the adjacency of the shards. (p depends on a unit by earlier answers
+    alone, and max_c(n_c - K p_c) has sensitivity 1.) With discrete noise, K p_c is rounded to whole votes.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
     """
 
@@ -147,9 +138,6 @@ class InteractiveGNMax(_ScreenedMechanism):
         # The student is sure of the second class, so the count of the first class is the value of the check.
         return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries, student=(0.0, 1.0))
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self._make_events(num_queries, num_queries)
-
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         counts_QC = self._cast_counts(votes)
         student_QC = _get_student_probabilities(votes, context)
@@ -163,7 +151,7 @@ class InteractiveGNMax(_ScreenedMechanism):
             confidence_Q, student_label_Q = student_QC.max(1)
             from_student_Q = ~passed_Q & (confidence_Q > self.student_confidence)
             label_Q = torch.where(from_student_Q, student_label_Q, label_Q)
-        return Answers(label_Q, self._make_events(len(votes), int(passed_Q.sum())), from_student_Q=from_student_Q)
+        return Answers(label_Q, self.price.make_events(len(votes), int(passed_Q.sum())), from_student_Q=from_student_Q)
 
 
 def _get_student_probabilities(votes: Votes, context: MechanismContext) -> Tensor:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch.accounting import events
-from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.prices import ExponentialPrice
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
@@ -43,15 +42,15 @@ class ExponentialMechanism(NoisyMaximum):
         return math.sqrt(2) / self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return (events.BoundedRangeEvent(eta=2 * self.rate, count=num_queries),)
+        return self.make_outcome_model().privacy_events(num_queries)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         score_QC = self.rate * self._cast_counts(votes)
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
 
-    def make_outcome_model(self) -> theorems.ExponentialOutcomes:
-        return theorems.ExponentialOutcomes(rate=self.rate)
+    def make_outcome_model(self) -> ExponentialPrice:
+        return ExponentialPrice(self.rate)
 
 
 def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[np.float64]:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
-from pate_torch.accounting import events
-from pate_torch.accounting.data_dependent import theorems
+from pate_torch.accounting import GaussianNoisyMaxPrice
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import Votes
-
-
-def make_answer_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
-    """Make the event of ``count`` GNMax answers; a moved vote changes the counts by sqrt(2) in L2. Sigma in votes."""
-    if discrete:
-        return events.ZCDPEvent(rho=1 / sigma**2, count=count)
-    return events.GaussianEvent(mu=math.sqrt(2) / sigma, count=count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +42,15 @@ class GNMax(NoisyMaximum):
         checks.boolean("mechanism.counts", self.counts)
 
     @property
+    def price(self) -> GaussianNoisyMaxPrice:
+        return GaussianNoisyMaxPrice(self.sigma, discrete=self.discrete)
+
+    @property
     def releases_counts(self) -> bool:
         return self.counts
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return (make_answer_event(self.sigma, num_queries, self.discrete),)
+        return self.price.privacy_events(num_queries)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         answer_events = self.privacy_events(len(votes))
@@ -65,5 +60,5 @@ class GNMax(NoisyMaximum):
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 
-    def make_outcome_model(self) -> theorems.GNMaxOutcomes | None:
-        return None if self.discrete or self.counts else theorems.GNMaxOutcomes(sigma=self.sigma)
+    def make_outcome_model(self) -> GaussianNoisyMaxPrice | None:
+        return None if self.discrete or self.counts else self.price

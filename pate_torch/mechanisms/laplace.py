@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pate_torch.accounting.data_dependent import theorems
+from pate_torch.accounting import LaplaceNoisyMaxPrice
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
@@ -27,14 +27,17 @@ class LNMax(NoisyMaximum):
 
     name: str = "laplace"
 
+    @property
+    def price(self) -> LaplaceNoisyMaxPrice:
+        return LaplaceNoisyMaxPrice(self.sigma, discrete=self.discrete)
+
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        # A moved vote changes two counts of each question.
-        return (self._make_laplace_event(1 / self.sigma, 2 * num_queries),)
+        return self.price.privacy_events(num_queries)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         counts_QC = self._cast_counts(votes)
         noisy_QC = counts_QC + noise.draw_laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
         return Answers(noisy_QC.argmax(1), self.privacy_events(len(votes)))
 
-    def make_outcome_model(self) -> theorems.LNMaxOutcomes | None:
-        return None if self.discrete else theorems.LNMaxOutcomes(scale=self.sigma)
+    def make_outcome_model(self) -> LaplaceNoisyMaxPrice | None:
+        return None if self.discrete else self.price

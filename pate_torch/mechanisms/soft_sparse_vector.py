@@ -103,7 +103,7 @@ class SoftSparseVector(SparseVectorMechanism):
                 score_S[score_index] = shifted_score_S[score_index]
             else:
                 blocks.end_block()
-        return score_S[:start], blocks.make_events(self)
+        return score_S[:start], blocks.make_events()
 
 
 def _count_scores_per_query(num_classes: int) -> int:

@@ -22,11 +22,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.special import beta, betainc
 from torch import Tensor
 
-from pate_torch.accounting import calibration, events
-from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting import SparseVectorPrice, calibrate_noise
+from pate_torch.accounting.events import DeltaEvent, LaplaceEvent, PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
@@ -50,80 +49,11 @@ def compute_min_teachers(threshold: float) -> int:
     return 2 * math.floor(threshold) + 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class SparseVectorScales:
-    """The calibrated parameters of one release by the sparse vector technique.
-
-    Attributes:
-        noise_scale: Noise scale lambda, in votes.
-        threshold: Threshold w, in votes.
-        max_blocks: Largest number of noisy thresholds, each of which is (2/lambda)-DP.
-    """
-
-    noise_scale: float
-    threshold: float
-    max_blocks: int
-
-    @property
-    def min_teachers(self) -> int:
-        """Smallest number of teachers whose unanimous vote passes with probability at least 1/2."""
-        return compute_min_teachers(self.threshold)
-
-
-def calibrate(
-    *, epsilon: float, delta: float, max_blocks: int, num_tests: int, discrete: bool = False
-) -> SparseVectorScales:
-    """Calibrate lambda so that ``max_blocks`` blocks cost (epsilon, delta/2), and w so that failures cost delta/2.
-
-    lambda is the smallest scale at which the blocks, each (2/lambda)-DP, cost epsilon by the tightest accountant. A
-    *failure of privacy* is the event that a test passes although its winner differs between neighbors, where dist = 0.
-    Let w + L_b be the noisy thresholds. Given all thresholds, such a test passes with probability at most
-    Q exp(-(w + L_b)/(2 lambda)), Q = P(Lap(2 lambda) >= 0), for any earlier questions and answers. The probability that
-    such a test passes at all is therefore at most
-
-        tests Q exp(-w/(2 lambda)) E[max_b exp(-L_b/(2 lambda))],
-
-    and w makes this bound delta/2. The maximum over b is needed because a low threshold is used for more tests than a
-    high threshold. The tail of the difference of the two noises would not be a bound.
-    """
-    noise_scale = _compute_min_noise_scale(epsilon, delta, max_blocks)
-    # Integer noise is 0 with positive probability, so that its tail is slightly larger than 1/2.
-    tail_probability = 1 / (1 + math.exp(-1 / (2 * noise_scale))) if discrete else 0.5
-    failure_bound = (
-        num_tests * tail_probability * _bound_max_threshold_moment(max_blocks, noise_scale if discrete else None)
-    )
-    return SparseVectorScales(
-        noise_scale=noise_scale,
-        threshold=max(0.0, 2 * noise_scale * math.log(2 * failure_bound / delta)),
-        max_blocks=max_blocks,
-    )
-
-
 @functools.lru_cache(maxsize=1024)
-def _compute_min_noise_scale(epsilon: float, delta: float, max_blocks: int) -> float:
-    def make_events(noise_scale: float) -> tuple[PrivacyEvent, ...]:
-        return (events.PureDPEvent(epsilon=2 / noise_scale, count=max_blocks), events.DeltaEvent(delta=delta / 2))
-
-    return calibration.calibrate_sigma(make_events, epsilon=epsilon, delta=delta)
-
-
-def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:
-    """Compute E[max_b exp(-L_b/(2 scale))] of ``num_blocks`` Laplace variables L_b, or a bound for integer noise.
-
-    Let F be the distribution function of X = exp(-L/(2 scale)). Then 1 - F(x) <= high/x^2 for x >= 1 and F(x) >= low
-    x^2 for x <= 1 (high = low = 1/2 for continuous noise), and E[max X] is the integral of 1 - F^blocks.
-
-    Args:
-        num_blocks: Number of blocks.
-        noise_scale: Scale of integer noise, in votes. None for continuous noise, for which the scale cancels.
-    """
-    high = 0.5 if noise_scale is None else 1 / (1 + math.exp(-1 / noise_scale))
-    low = 0.5 if noise_scale is None else high * math.exp(-1 / noise_scale)
-    below_1 = 1 - low**num_blocks / (2 * num_blocks + 1)
-    # Integration by parts; the integral of (1 - high u^2)^(blocks - 1) over u = 1/x is an incomplete beta function.
-    tail_integral = beta(0.5, num_blocks) * betainc(0.5, num_blocks, high) / (2 * math.sqrt(high))
-    above_1 = 2 * high * num_blocks * float(tail_integral) - 1 + (1 - high) ** num_blocks
-    return below_1 + above_1
+def _calibrate_noise_scale(epsilon: float, delta: float, max_failures: int) -> float:
+    """Compute the smallest lambda with which ``max_failures`` thresholds cost (epsilon, delta/2) beside delta/2."""
+    make_price = functools.partial(SparseVectorPrice, max_failures=max_failures, failure_delta=delta / 2, num_tests=1)
+    return calibrate_noise(make_price, 1, epsilon=epsilon, delta=delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +80,12 @@ class SparseVectorMechanism(VoteMechanism):
         """Return the largest number of noisy tests for ``num_queries`` questions."""
         return num_queries
 
-    def compute_scales(self, num_queries: int, num_classes: int = 2) -> SparseVectorScales:
-        """Compute the scales of a release of ``num_queries`` questions."""
-        return calibrate(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            max_blocks=self.max_failures,
+    def compute_scales(self, num_queries: int, num_classes: int = 2) -> SparseVectorPrice:
+        """Compute the price, with noise scale and threshold, of a release of ``num_queries`` questions."""
+        return SparseVectorPrice(
+            _calibrate_noise_scale(self.epsilon, self.delta, self.max_failures),
+            max_failures=self.max_failures,
+            failure_delta=self.delta / 2,
             num_tests=max(1, self.count_tests(num_queries, num_classes)),
             discrete=self.discrete,
         )
@@ -182,32 +112,23 @@ class SparseVectorMechanism(VoteMechanism):
         return make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.make_events(self.max_failures, num_queries)
-
-    def make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[PrivacyEvent, ...]:
-        """Make the events of ``num_blocks`` noisy thresholds, and of the delta of the release if ``with_delta``."""
-        block_epsilon = 2 / self.compute_scales(num_queries).noise_scale
-        return (
-            events.PureDPEvent(epsilon=block_epsilon, count=num_blocks),
-            events.DeltaEvent(delta=self.delta / 2, count=int(with_delta)),
-        )
+        return self.compute_scales(num_queries).privacy_events(num_queries)
 
 
 class NoisyThresholds:
     """The noisy thresholds of a release. Each threshold is drawn when needed, and used until a test fails.
 
     Args:
-        scales: Scales of the release.
+        scales: Noise scale and threshold of the release.
         noise: Source of noise, whose ``state`` stores the current threshold for the next call.
         device: Device of the noisy distances.
         context: Context of the call. Its ``round_index`` is 0 in the first call of a release.
     """
 
     def __init__(
-        self, scales: SparseVectorScales, noise: NoiseSource, device: torch.device, context: MechanismContext
+        self, scales: SparseVectorPrice, noise: NoiseSource, device: torch.device, context: MechanismContext
     ) -> None:
         self._scales, self._noise, self._device, self._state = scales, noise, device, noise.state
-        self._num_queries = context.num_queries
         if context.round_index == 0:
             assert not context.num_answered and not context.num_failures
             self._state.clear()
@@ -219,7 +140,7 @@ class NoisyThresholds:
     @property
     def is_stopped(self) -> bool:
         """Whether the last allowed failure has happened."""
-        return self._state["failures"] >= self._scales.max_blocks
+        return self._state["failures"] >= self._scales.max_failures
 
     def get_noisy_threshold(self) -> float:
         """Return the noisy threshold w_hat of the current block."""
@@ -230,11 +151,11 @@ class NoisyThresholds:
             self._state["threshold"] = self._scales.threshold + float(noise)
         return self._state["threshold"]
 
-    def make_events(self, mechanism: SparseVectorMechanism) -> tuple[PrivacyEvent, ...]:
+    def make_events(self) -> tuple[PrivacyEvent, ...]:
         """Make the events of this call: its new thresholds, and delta if it drew the first threshold of the release."""
         num_blocks = int(self._state["blocks"])
         is_first = self._num_blocks_before == 0 < num_blocks
-        return mechanism.make_events(num_blocks - self._num_blocks_before, self._num_queries, with_delta=is_first)
+        return self._scales.make_events(num_blocks - self._num_blocks_before, with_delta=is_first)
 
     def end_block(self) -> None:
         self._state["failures"] += 1
@@ -280,7 +201,7 @@ class SparseVector(SparseVectorMechanism):
                 label_Q[query] = NO_ANSWER
                 blocks.end_block()
         # The clone is needed, because a view would share memory with the exact labels after the stop.
-        return Answers(label_Q[:start].clone(), blocks.make_events(self))
+        return Answers(label_Q[:start].clone(), blocks.make_events())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +254,10 @@ class DistanceToInstability(VoteMechanism):
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         # Each question is paid for, answered or not.
-        delta_event = events.DeltaEvent(delta=self.delta, count=num_queries)
-        return self._make_laplace_event(self.epsilon, num_queries), delta_event
+        delta_event = DeltaEvent(delta=self.delta, count=num_queries)
+        if self.discrete:
+            return PureDPEvent(epsilon=self.epsilon, count=num_queries), delta_event
+        return LaplaceEvent(ratio=self.epsilon, count=num_queries), delta_event
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         noise_Q = noise.draw_laplace((len(votes),), 1 / self.epsilon, votes.counts_QC.device)

@@ -13,13 +13,7 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
-from pate_torch.accounting.data_dependent.theorems import (
-    ConfidentOutcomes,
-    ExponentialOutcomes,
-    GNMaxOutcomes,
-    LNMaxOutcomes,
-    OutcomeModel,
-)
+from pate_torch.accounting import prices
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, laplace
 from pate_torch.mechanisms.base import Mechanism
@@ -79,20 +73,20 @@ def compute_label_accuracy(lead: float, mechanism: Mechanism, num_classes: int) 
     expectation is the mean over ``NUM_QUANTILES`` equally likely values of Z. Continuous noise also stands for integer
     noise. Return None for mechanisms such as the sparse vector, which answer exactly or not at all.
     """
-    model: OutcomeModel | None
+    model: prices.OutcomeModel | None
     match mechanism:
         case gaussian.GNMax() | confident.ConfidentGNMax() | confident.InteractiveGNMax() | histogram.Histogram():
-            model = GNMaxOutcomes(sigma=mechanism.sigma)
+            model = prices.GaussianNoisyMaxPrice(sigma=mechanism.sigma)
         case laplace.LNMax():
-            model = LNMaxOutcomes(scale=mechanism.sigma)
+            model = prices.LaplaceNoisyMaxPrice(scale=mechanism.sigma)
         case _:
             model = mechanism.make_outcome_model()
     match model:
-        case GNMaxOutcomes(sigma=scale) | ConfidentOutcomes(sigma=scale):
+        case prices.GaussianNoisyMaxPrice(sigma=scale) | prices.ConfidentPrice(sigma=scale):
             quantile, log_cdf = ndtri, log_ndtr
-        case LNMaxOutcomes(scale=scale):
+        case prices.LaplaceNoisyMaxPrice(scale=scale):
             quantile, log_cdf = stats.laplace.ppf, stats.laplace.logcdf
-        case ExponentialOutcomes(rate=rate):
+        case prices.ExponentialPrice(rate=rate):
             return 1 / (1 + (num_classes - 1) * math.exp(-rate * lead))
         case _:
             return None

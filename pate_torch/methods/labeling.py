@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import calibration
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
@@ -150,7 +151,7 @@ class LabelingMethod(PrivateMethod):
 
         # If the mechanism's epsilon is that of the whole release, as for the sparse vector, no search is needed.
         if "sigma" not in names:
-            total_epsilon = calibration.compute_epsilon(set_noise(1 / epsilon).privacy_events(), delta)
+            total_epsilon = compute_guarantee(set_noise(1 / epsilon).privacy_events(), delta).epsilon
             if 1 - 1e-6 <= total_epsilon / epsilon <= 1:
                 return set_noise(1 / epsilon)
         scale = calibration.calibrate_sigma(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pate_torch.accounting import calibration
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
 from pate_torch.config import RunConfig
@@ -129,7 +129,7 @@ class PlanEvaluator:
             self._check(method)
             plan = replace(plan, method=method)  # the price of a private_epsilon depends on the calibrated noise
             events = method.privacy_events() + plan.extra_privacy_events(self.num_classes)
-            epsilon = calibration.compute_epsilon(events, terms.delta)
+            epsilon = compute_guarantee(events, terms.delta).epsilon
         except ValueError as error:
             problem = str(error)
         num_teachers, size = method.ensemble_size or 0, self.facts.num_private

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pate_torch.accounting import calibration
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig
 from pate_torch.mechanisms.class_counts import COUNT_PRICE_SHARE, ClassCounts
@@ -130,7 +131,7 @@ def match_label_price(config: RunConfig, num_records: int | None, num_public: in
     if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
         return None
     return calibrate_gradients(
-        epsilon=calibration.compute_epsilon(method.privacy_events(), config.privacy.delta),
+        epsilon=compute_guarantee(method.privacy_events(), config.privacy.delta).epsilon,
         delta=config.privacy.delta,
         adjacency=config.partition.adjacency,
         num_records=num_records,

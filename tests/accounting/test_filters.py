@@ -54,16 +54,16 @@ def test_full_capacity_converts_to_the_cap():
 
 
 PLANS = [
-    (lambda sigma: [GaussianEvent(mu=math.sqrt(2) / sigma, count=100)], None),
+    (lambda sigma: [GaussianEvent(mu=math.sqrt(2) / sigma, count=100)], "best"),
     (lambda sigma: [ZCDPEvent(rho=1 / sigma**2, count=100)], "rdp"),
 ]
 
 
 def test_a_plan_calibrated_to_the_cap_is_admitted_once():
     for plan, route in PLANS:
-        sigma = calibrate_sigma(plan, epsilon=2, delta=1e-5, route=route)
+        sigma = calibrate_sigma(plan, epsilon=2, delta=1e-5, accountant=route)
         # The filter's order comes from a grid: 0.2 % more epsilon at most, so that much is left open.
-        account = filter_of(*plan(sigma), epsilon=2 if route is None else 2.004)
+        account = filter_of(*plan(sigma), epsilon=2 if route == "best" else 2.004)
         charge = account.compute_cost(plan(sigma))
         assert account.admits(FilterCost(), charge)
         assert not account.admits(charge, charge)

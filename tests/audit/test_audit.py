@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pate_torch.accounting import ConfidentPrice
 from pate_torch.audit import command as audit_module
 from pate_torch.audit.command import audit, audit_outcomes, check_plan, load_mechanism, main
 from pate_torch.mechanisms import sparse_vector
@@ -227,12 +228,18 @@ def test_too_little_noise_on_scores_of_several_classes_is_found_by_pairs_of_seve
     assert not result.is_sound and result.proven > result.claimed and not result.faults
 
 
+class CheckedOnce(ConfidentPrice):
+    def make_events(self, num_checked, num_answered):
+        screen, answer = super().make_events(num_checked, num_answered)
+        return dataclasses.replace(screen, count=min(num_checked, 1)), answer
+
+
 class ChargedOnce(ConfidentGNMax):
     """The check is paid for once, not per query."""
 
-    def _make_events(self, asked, answered):
-        screen, answer = super()._make_events(asked, answered)
-        return dataclasses.replace(screen, count=min(asked, 1)), answer
+    @property
+    def price(self):
+        return CheckedOnce(self.sigma, screen_sigma=self.screen_sigma, threshold=self.threshold)
 
 
 @STATISTICAL

@@ -267,6 +267,18 @@ def test_the_table_of_prices_is_right():
         assert row[1:] == [format_epsilon(compute_guarantee(one, 1e-5).epsilon) for one in events]
 
 
+def test_the_page_of_the_accountant_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = blocks(ROOT / "docs" / "accounting.md")
+    examples = [
+        (code.text, printed.text) for code, printed in zip(found, found[2:], strict=False) if code.mark == "file"
+    ]
+    assert len(examples) == 5
+    for code, printed in examples:
+        exec(code, {})
+        assert capsys.readouterr().out == printed
+
+
 def test_every_shape_letter_is_in_the_notation():
     listed = set(re.findall(r"\b[A-Za-z]\b", " ".join(row[0] for row in table(ROOT / "NOTATION.md", "shape letters"))))
     code = "\n".join(file.read_text() for file in (ROOT / "pate_torch").rglob("*.py"))

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch.accounting import rdp
+from pate_torch.accounting import (
+    ConfidentPrice,
+    GaussianNoisyMaxPrice,
+    LaplaceNoisyMaxPrice,
+    rdp,
+)
 from pate_torch.accounting.accountant import compute_total_pure_epsilon, compute_total_rho
 from pate_torch.accounting.events import (
     BoundedRangeEvent,
@@ -17,6 +22,7 @@ from pate_torch.accounting.events import (
     PureDPEvent,
     ZCDPEvent,
 )
+from pate_torch.accounting.prices import ExponentialPrice
 from pate_torch.mechanisms.base import Mechanism, RecordMechanism, VoteMechanism
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
@@ -96,9 +102,13 @@ def test_bad_values_are_refused_by_name(name):
 @every_form
 def test_outcome_model_only_where_the_law_is_known(name, noise):
     model = build(name, noise).make_outcome_model()
-    known = {"gaussian": "GNMax", "laplace": "LNMax", "exponential": "Exponential", "confident": "Confident"}
-    expected = known.get(name) if noise == "torch" else None
-    assert (model and type(model).__name__) == (expected and f"{expected}Outcomes")
+    known = {
+        "gaussian": GaussianNoisyMaxPrice,
+        "laplace": LaplaceNoisyMaxPrice,
+        "exponential": ExponentialPrice,
+        "confident": ConfidentPrice,
+    }
+    assert (model and type(model)) == (known.get(name) if noise == "torch" else None)
 
 
 @every_form

@@ -13,8 +13,6 @@ from pate_torch.accounting.events import DeltaEvent, PureDPEvent
 from pate_torch.mechanisms.sparse_vector import (
     DistanceToInstability,
     SparseVector,
-    _bound_max_threshold_moment,
-    calibrate,
     compute_min_teachers,
 )
 from pate_torch.privacy.noise import DryRunNoise
@@ -22,7 +20,7 @@ from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 from tests.accounting.data_dependent.exact_divergences import move_one_vote
 from tests.mechanisms.mechanism_forms import both_kinds, build, halved, soft
-from tests.mechanisms.vote_laws import TINY, Discrete, Recorder, chi_square, law, sparse_law, tally
+from tests.mechanisms.vote_laws import TINY, Recorder, chi_square, law, sparse_law, tally
 
 
 def stability(**values) -> SparseVector:
@@ -82,7 +80,7 @@ def test_distance_is_the_number_of_moves_that_cannot_change_the_winner():
 
 @pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
 def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
-    plan = calibrate(epsilon=epsilon, delta=delta, max_blocks=blocks, num_tests=tests)
+    plan = stability(epsilon=epsilon, delta=delta, max_failures=blocks).compute_scales(tests)
 
     def price(scale: float) -> float:
         return accounted((PureDPEvent(epsilon=2 / scale, count=blocks), DeltaEvent(delta=delta / 2)), delta).epsilon
@@ -94,23 +92,6 @@ def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
     apart = plan.noise_scale * (math.log(2 * blocks / delta) + 2 * math.log(2 * tests / delta))
     assert plan.threshold < apart  # thresholds and tests bounded apart, with delta/4 each
     assert apart < 3 * plan.noise_scale * math.log(2 * (tests + blocks) / delta)  # LZCW21's
-
-
-@both_kinds
-@pytest.mark.parametrize("blocks", [1, 2, 7, 40, 12_001])
-def test_the_lowest_of_several_thresholds_is_bounded_by_its_mean(noise, blocks):
-    """E[max_b exp(-L_b/(2 lambda))], by the integral of 1 - F^T on the reals and by a sum on the integers."""
-    if noise == "torch":
-        log_x = np.linspace(-30, 60, 2_000_001)
-        below = stats.laplace(scale=2.0).sf(-4 * log_x)  # P(exp(-L/4) <= x)
-        mean = integrate.trapezoid((1 - below**blocks) * np.exp(log_x), log_x)
-        assert _bound_max_threshold_moment(blocks, None) == pytest.approx(mean, rel=1e-6)
-        return
-    law = Discrete("laplace", 2.0)
-    least = np.arange(-law.reach, law.reach + 1)
-    at_least = (law.sf(least - 1)) ** blocks  # P(min L >= l)
-    mean = float(((at_least - law.sf(least) ** blocks) * np.exp(-least / 4)).sum())
-    assert mean <= _bound_max_threshold_moment(blocks, 2.0) <= 1.3 * mean
 
 
 @pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (5, 2203), (20, 4529), (100, 10449)])
@@ -127,9 +108,9 @@ def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, close
 def test_accountant_agrees_with_the_calibration(noise, rounds):
     mechanism = stability(noise=noise)
     plan = mechanism.compute_scales(1000)
-    assert plan.max_blocks == 20
+    assert plan.max_failures == 20
     worst = mechanism.privacy_events(1000, rounds)
-    assert worst == (PureDPEvent(epsilon=2 / plan.noise_scale, count=plan.max_blocks), DeltaEvent(delta=5e-6))
+    assert worst == (PureDPEvent(epsilon=2 / plan.noise_scale, count=plan.max_failures), DeltaEvent(delta=5e-6))
     assert 0.999 < accounted(worst, 1e-5).epsilon <= 1.0
 
 
@@ -137,7 +118,7 @@ def test_accountant_agrees_with_the_calibration(noise, rounds):
 def test_unstable_queries_pass_within_their_share_of_delta(noise):
     """P(some query of distance 0 passes), exactly, against delta/2."""
     for blocks, tests, delta in ((1, 1, 0.1), (2, 6, 0.4), (3, 8, 0.05)):
-        plan = calibrate(epsilon=8.0, delta=delta, max_blocks=blocks, num_tests=tests, discrete=noise == "discrete")
+        plan = stability(epsilon=8.0, delta=delta, max_failures=blocks, noise=noise).compute_scales(tests)
         patterns = sparse_law([0] * tests, plan.threshold, plan.noise_scale, blocks, noise == "discrete")
         bad = sum(p for pattern, p in patterns.items() if any(pattern))
         assert bad <= delta / 2
@@ -154,7 +135,7 @@ def test_btt18_algorithm_6_lets_unstable_queries_pass():
 
     held = integrate.quad(none_passes, -40, 40, points=[-20, 0, 20], limit=400)[0]
     assert 0.02 < 1 - held < 0.05
-    ours = calibrate(epsilon=1.0, delta=delta, max_blocks=1, num_tests=m)
+    ours = stability(delta=delta, max_failures=1).compute_scales(m)
     assert ours.threshold / ours.noise_scale > 1.8 * w  # with 2 lambda, and the moving threshold allowed for
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import pytest
 
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting import calibration
 from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.data.base import SourceFacts
 from pate_torch.mechanisms.confident import ConfidentGNMax
@@ -36,7 +35,7 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
     assert choice.epsilon == accounting.compute_route_epsilons(mechanism.privacy_events(50), 1e-5)["gdp"]
     assert choice.epsilon == pytest.approx(0.92630, abs=2e-4)  # mu = sqrt(2 * 50) / 40 = 1/4 by hand
     counts = choice.max_queries, choice.max_queries + 1
-    fits, one_more = (calibration.compute_epsilon(mechanism.privacy_events(count), 1e-5) for count in counts)
+    fits, one_more = (accounting.compute_guarantee(mechanism.privacy_events(count), 1e-5).epsilon for count in counts)
     assert fits <= 2 < one_more and choice.shard_size == 240
     assert evaluate(facts=SourceFacts(name="unknown", num_classes=2)).shard_size is None
     assert choice.lead == feasibility.compute_break_even_lead(mechanism, 10)

@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from pate_torch import PATE, PATEClassifier
 from pate_torch.features.encoder import Encoder
@@ -30,6 +32,7 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.students.training import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 from tests.privacy import neighbor_harness as harness
 from tests.privacy.neighbor_cases import Tally
@@ -134,6 +137,7 @@ COLUMNS: dict[str, list[Any]] = {
     "booleans": [True, False],
     "categories": ["low", "high"],
     "texts": [],
+    "images": [],
 }
 """Type of a column -> its values. ``PATEClassifier`` takes public dates only as declared categories."""
 PUBLIC_COLUMNS = {"private dates": ["red", "blue"]}
@@ -153,8 +157,28 @@ def records(case: dict[str, str], count: int = RECORDS, first: int = 0, *, publi
     return rows
 
 
+class Drawn(Dataset):
+    """Images with a random transform, which cannot be read where the column of the record is odd."""
+
+    def __init__(self, rows: Sequence[Record]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Any]:
+        record = self.rows[row]
+        if record.column is not None:
+            raise ValueError(f"no image {record.column}")
+        image = torch.rand(1, 8, 8) / 8
+        image[0, 0, :2] = torch.tensor(record.x) / 16 + 0.5
+        return image, record.label
+
+
 def frame(case: dict[str, str], rows: Sequence[Record]) -> Any:
     """The points of these records, as a user holds them."""
+    if case["column"] == "images":
+        return Drawn(rows)
     if case["column"] == "texts":
         return [" ".join(f"{v:.1f}" for v in row.x) for row in rows]
     numbers, column = np.array([row.x for row in rows]), [row.column for row in rows]
@@ -247,6 +271,8 @@ class Calls:
             options["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
         if self.case["column"] == "dates":
             options["categories"] = {"c": COLUMNS["dates"]}
+        if self.case["column"] == "images" and method == "teachers":
+            options["student"] = Supervised(network="logistic", steps=2)
         options |= {
             "test_share": float(self.case["test"]),
             "class_weight": "balanced" if self.case["test"] != "0" else None,
@@ -255,6 +281,7 @@ class Calls:
         options |= {"method": method, "teacher": teacher, "adjacency": self.case["adjacency"], "home": self.root}
         classifier = PATEClassifier(3.0, account="toy", **options)
         y, groups = [row.label for row in rows], ids(self.case, rows)
+        y = None if self.case["column"] == "images" else y  # the dataset has them
         classifier.fit(frame(self.case, rows), y, public=self._public(), groups=groups)
 
     def _pate(self, rows: list[Record]) -> None:
@@ -262,7 +289,8 @@ class Calls:
             raise ValueError("PATE fixes no share for tests")
         if self.case["column"] == "texts":
             raise ValueError("PATE takes no texts")
-        unit_ids = ids(self.case, rows)
+        is_image, unit_ids = self.case["column"] == "images", ids(self.case, rows)
+        width = 1 if is_image else 3
         partition = ReplaceOne() if self.case["adjacency"] == "replace_one" else AddRemove()
         descent = GradientDescent(sigma=2.0, steps=2, adjacency=partition.adjacency)
         teacher = TEACHERS_BY_METHOD[self.case["method"]]
@@ -271,12 +299,17 @@ class Calls:
             "gradients": {"teacher": GradientMethod(size=RECORDS, mechanism=descent)},
             "dpsgd": {"teacher": DPSGD(network="logistic")},  # labels no points: refused
         }.get(self.case["method"], trained)
-        options |= {"recipe": TeacherRecipe(network="logistic", steps=2, batch_size=8), "mean": [0.0] * 3}
-        options |= {"unit": "record" if unit_ids is None else "group:person", "partition": partition, "std": [1.0] * 3}
+        options |= {"recipe": TeacherRecipe(network="logistic", steps=2, batch_size=8)}
+        options |= {"mean": [0.0] * width, "std": [1.0] * width}
+        options |= {
+            "unit": "record" if unit_ids is None else "group:person",
+            "partition": partition,
+            "std": [1.0] * width,
+        }
         options |= {"budget_epsilon": 1e4, "verbose": True, "allow_uninformative_labels": True, "home": self.root}
         pate = PATE("toy", classes=CLASSES, delta=1e-4, **options)
         y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])
-        public = np.nan_to_num(self._public())
+        public, y = (self._public(), None) if is_image else (np.nan_to_num(self._public()), y)
         pate.fit_teachers(frame(self.case, rows), y, unit_id=unit_ids, public_x=public).label(public, QUERIES)
 
 

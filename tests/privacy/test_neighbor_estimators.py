@@ -13,7 +13,7 @@ import torch
 
 from pate_torch.api import pate
 from pate_torch.api.pate import PATE
-from pate_torch.data import tensors
+from pate_torch.data import streams, tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy import partition, unit_ids
 from pate_torch.privacy.noise import NoiseSource
@@ -179,6 +179,22 @@ def test_an_encoder_that_mixes_private_points_is_found(monkeypatch, rule):
     monkeypatch.setattr(Encoder, "encode", mixed)
     monkeypatch.setattr(Encoder, "check_batch_independence", lambda *_: None)
     assert faults("where it says", draws=6, method="gradients", column="texts")
+
+
+@pytest.mark.parametrize("door", calls.SPACE["door"])
+@pytest.mark.parametrize("adjacency", calls.SPACE["adjacency"])
+def test_images_of_a_dataset_with_random_transforms_hold(door, adjacency):
+    tally = Tally()
+    assert calls.attempt(case(door=door, column="images", adjacency=adjacency), tally, most=12), tally.reasons
+    assert not tally.faults
+
+
+@pytest.mark.parametrize("door", calls.SPACE["door"])
+def test_transforms_that_draw_from_one_generator_for_all_records_are_found(monkeypatch, door):
+    monkeypatch.setattr(streams.rng, "seeded_generators", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(streams.PointStream, "_check_second_reading", lambda *_: None)
+    torch.manual_seed(0)
+    assert faults("differs", draws=6, door=door, column="images", ids="strings")
 
 
 def test_a_warning_that_counts_private_records_is_found(monkeypatch):

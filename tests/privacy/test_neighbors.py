@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from pate_torch import session
+from pate_torch.accounting import GaussianNoisyMaxPrice
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.mechanisms import gaussian, gradient_descent
+from pate_torch.mechanisms import gradient_descent
 from pate_torch.methods.records import RecordMethod
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.sensitive import Sensitivity
@@ -156,7 +157,7 @@ def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
 
 def test_a_price_for_less_than_is_said_is_found(monkeypatch):
     monkeypatch.setattr(
-        gaussian, "make_answer_event", lambda sigma, count, discrete: GaussianEvent(mu=1 / sigma, count=count)
+        GaussianNoisyMaxPrice, "privacy_events", lambda self, count: (GaussianEvent(mu=1 / self.sigma, count=count),)
     )
     assert "is due" in faults(TEACHERS | {"partition": "add_remove"})
 

@@ -18,8 +18,8 @@ from scipy.special import ndtri
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
-from pate_torch.accounting.data_dependent.theorems import OutcomeModel
 from pate_torch.accounting.events import RdpCurveEvent
+from pate_torch.accounting.prices import OutcomeModel
 from pate_torch.core import checks
 
 CANDIDATE_ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
@@ -157,7 +157,7 @@ def _compute_price(
     sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
     price = scale * float(smooth_sensitivity.compute_total_price(model, votes, order_A)[0])
     noisy_price = price + sensitivity * (plan.shift + plan.sigma * z)
-    max_price = num_queries * float(theorems.compute_data_independent_rdp(model, order_A)[0])
+    max_price = num_queries * float(rdp.compute_curve(model.privacy_events(1), order_A)[0])
     return PrivatePrice(plan=plan, rdp=min(max(noisy_price, 0.0), max_price))
 
 

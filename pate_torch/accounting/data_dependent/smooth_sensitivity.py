@@ -30,16 +30,8 @@ from scipy.special import ndtri_exp
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import theorems
-from pate_torch.accounting.data_dependent.theorems import (
-    Array,
-    ArrayFunction,
-    ConfidentOutcomes,
-    Counts,
-    GNMaxOutcomes,
-    LNMaxOutcomes,
-    OutcomeModel,
-    VoteRows,
-)
+from pate_torch.accounting.data_dependent.theorems import Array, ArrayFunction, Counts, VoteRows
+from pate_torch.accounting.prices import ConfidentPrice, GaussianNoisyMaxPrice, LaplaceNoisyMaxPrice, OutcomeModel
 from pate_torch.core import checks
 
 CurveFunction = Callable[[Array, Array], Array]
@@ -189,7 +181,7 @@ def make_price_parts(
     """
     screen_prices: list[ThresholdPrice] = []
     match model:
-        case GNMaxOutcomes(sigma=sigma) | ConfidentOutcomes(sigma=sigma):
+        case GaussianNoisyMaxPrice(sigma=sigma) | ConfidentPrice(sigma=sigma):
             log_tail = theorems.make_gnmax_log_tail(sigma)
             independent_A = orders_A / sigma**2
             # At this limit of ln q two conditions of the theorem hold: sqrt(L) >= 1 + 1/sigma, where L = -ln q, and
@@ -201,14 +193,15 @@ def make_price_parts(
             def inverse_log_tail(log_u: Array) -> Array:
                 return -math.sqrt(2) * sigma * ndtri_exp(np.minimum(log_u, 0.0))
 
-            if isinstance(model, ConfidentOutcomes):
+            if isinstance(model, ConfidentPrice):
+                assert model.threshold is not None
                 top_counts = np.arange(num_teachers + 1)
                 log_q_N = theorems.compute_threshold_log_q(top_counts, model.threshold, model.screen_sigma)
                 price_NA = theorems.compute_gnmax_curve(log_q_N, math.sqrt(2) * model.screen_sigma, orders_A)
                 screen_prices = [ThresholdPrice(price_NA=price_NA, num_classes=num_classes)]
-        case LNMaxOutcomes(scale=scale):
+        case LaplaceNoisyMaxPrice(scale=scale):
             log_tail = theorems.make_lnmax_log_tail(scale)
-            independent_A = theorems.compute_data_independent_rdp(model, orders_A)
+            independent_A = rdp.compute_curve(model.privacy_events(1), orders_A)
             limit_A = np.full_like(orders_A, -np.logaddexp(0, 2 / scale) * (1 + 1e-12))
             compute_log_moment = functools.partial(theorems.compute_pate2017_log_moment, epsilon=2 / scale)
 

@@ -13,64 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Union
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
 
-from pate_torch.accounting import rdp
+from pate_torch.accounting import prices, rdp
+from pate_torch.accounting.prices import OutcomeModel, Price
 from pate_torch.core import checks
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 ArrayFunction = Callable[[Array], Array]
 _CHUNK_ROWS = 256  # number of rows priced at once, so that temporaries [256, A] stay in the cache
-
-
-# ---- the distribution of the answer to one question, given its votes ------------------------------------------------
-# Only mechanisms whose answers are independent categorical draws given the votes have a data-dependent price. The
-# interactive mechanism, whose student learns from earlier answers, the sparse vector technique and discrete noise have
-# no such price.
-
-
-class _Outcome:
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            (checks.number if name == "threshold" else checks.positive)(name, value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GNMaxOutcomes(_Outcome):
-    """GNMax: the answer is argmax(n + N(0, sigma^2 I)), with sigma in votes."""
-
-    sigma: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class LNMaxOutcomes(_Outcome):
-    """LNMax: the answer is argmax(n + Lap(scale)), with the scale in votes."""
-
-    scale: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExponentialOutcomes(_Outcome):
-    """The exponential mechanism: P(c) is proportional to exp(rate * n_c), with the rate per vote."""
-
-    rate: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfidentOutcomes(_Outcome):
-    """Confident GNMax: no answer if max(n) + N(0, screen_sigma^2) < threshold, else GNMax; all parameters in votes."""
-
-    screen_sigma: float
-    threshold: float
-    sigma: float
-
-
-OutcomeModel = Union[GNMaxOutcomes, LNMaxOutcomes, ExponentialOutcomes, ConfidentOutcomes]  # noqa: UP007 (a runtime alias)
 
 
 # ---- votes, sorted and grouped --------------------------------------------------------------------------------------
@@ -169,40 +124,44 @@ def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
     return total_A
 
 
+def compute_data_dependent_epsilon(votes: ArrayLike, price: Price, *, delta: float) -> float:
+    """PRIVATE. Compute the forward epsilon of Q answers to these votes, by Renyi divergences at the best order.
+
+    The value depends on private votes and must not be published as it is: ``private_price.publish_price`` adds noise.
+    The questions must not depend on earlier answers. With much noise, ``compute_epsilon`` may be smaller.
+
+    Args:
+        votes: Vote counts, integers [Q, C], whose rows sum to K.
+        price: Price of the mechanism that answers.
+        delta: Delta at which epsilon is computed.
+    """
+    if not isinstance(price, OutcomeModel) or not price.has_data_dependent_price:
+        fix = "Use compute_epsilon, or continuous noise without max_answers, and the threshold of Confident GNMax."
+        raise checks.error("price", price, "has no data-dependent price", fix)
+    return rdp.to_epsilon(rdp.ORDERS, compute_rdp(price, votes, rdp.ORDERS), delta)
+
+
 def _make_price_terms(
     model: OutcomeModel, rows_UC: Counts, orders_A: Array
 ) -> list[tuple[Array, Callable[[Array], Array]]]:
     """Return the summands of a price: for each, ln q of all rows, [U], and the function from ln q to prices, [U, A]."""
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     match model:
-        case GNMaxOutcomes(sigma=sigma):
+        case prices.GaussianNoisyMaxPrice(sigma=sigma):
             log_q_U = compute_log_q(gaps_UC, make_gnmax_log_tail(sigma))
             return [(log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, sigma, orders_A))]
-        case ConfidentOutcomes():
+        case prices.ConfidentPrice():
+            assert model.threshold is not None
             log_q_U = compute_threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
             screen_sigma = math.sqrt(2) * model.screen_sigma  # a moved vote changes one count; in GNMax it changes two
             screen = (log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, screen_sigma, orders_A))
-            return [screen, *_make_price_terms(GNMaxOutcomes(sigma=model.sigma), rows_UC, orders_A)]
-        case LNMaxOutcomes(scale=scale):
+            return [screen, *_make_price_terms(prices.GaussianNoisyMaxPrice(sigma=model.sigma), rows_UC, orders_A)]
+        case prices.LaplaceNoisyMaxPrice(scale=scale):
             log_q_U, epsilon = compute_log_q(gaps_UC, make_lnmax_log_tail(scale)), 2 / scale
-        case ExponentialOutcomes(rate=rate):
+        case prices.ExponentialPrice(rate=rate):
             log_q_U, epsilon = compute_exponential_log_q(gaps_UC, rate), 2 * rate
-    cap_A = compute_data_independent_rdp(model, orders_A)
+    cap_A = rdp.compute_curve(model.privacy_events(1), orders_A)
     return [(log_q_U, lambda log_q_U: compute_pate2017_curve(log_q_U, epsilon, cap_A, orders_A))]
-
-
-def compute_data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
-    """Compute the data-independent price of one question, [A]; for Confident GNMax, the check is included."""
-    orders_A = rdp.check_orders(orders)
-    match model:
-        case GNMaxOutcomes():
-            return orders_A / model.sigma**2
-        case ConfidentOutcomes():
-            return orders_A / (2 * model.screen_sigma**2) + orders_A / model.sigma**2
-        case LNMaxOutcomes():  # a moved vote shifts two coordinates by one each
-            return 2 * rdp.compute_laplace_curve(1 / model.scale, orders_A)
-        case ExponentialOutcomes():
-            return rdp.compute_bounded_range_curve(2 * model.rate, orders_A)
 
 
 # ---- ln q, the log-probability that the answer is not the plurality -------------------------------------------------

@@ -9,11 +9,11 @@ import numpy as np
 from scipy import integrate, special, stats
 
 from pate_torch.accounting.data_dependent import theorems
-from pate_torch.accounting.data_dependent.theorems import (
-    ConfidentOutcomes,
-    ExponentialOutcomes,
-    GNMaxOutcomes,
-    LNMaxOutcomes,
+from pate_torch.accounting.prices import (
+    ConfidentPrice,
+    ExponentialPrice,
+    GaussianNoisyMaxPrice,
+    LaplaceNoisyMaxPrice,
 )
 
 ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
@@ -33,7 +33,7 @@ def move_one_vote(row):
 def compute_log_q(model, row) -> float:
     """Log of the probability that another class than the plurality's wins, by the package."""
     rows = theorems.group_votes([row]).rows_UC
-    gnmax = isinstance(model, GNMaxOutcomes)
+    gnmax = isinstance(model, GaussianNoisyMaxPrice)
     log_tail = theorems.make_gnmax_log_tail(model.sigma) if gnmax else theorems.make_lnmax_log_tail(model.scale)
     return float(theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
 
@@ -52,10 +52,10 @@ def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:
 @functools.cache
 def compute_law(model, row: tuple[int, ...]) -> np.ndarray:
     """Probability of each answer, class by class, by adaptive quadrature or by direct evaluation."""
-    if isinstance(model, ExponentialOutcomes):
+    if isinstance(model, ExponentialPrice):
         weight = np.exp(model.rate * (np.array(row) - max(row)))
         return weight / weight.sum()
-    if isinstance(model, LNMaxOutcomes):
+    if isinstance(model, LaplaceNoisyMaxPrice):
         scale = model.scale
         reach = 60 * scale
 
@@ -82,7 +82,7 @@ def compute_law(model, row: tuple[int, ...]) -> np.ndarray:
     law = np.zeros(len(row))
     for (low, high), c in itertools.product(itertools.pairwise(edges), range(len(row))):
         law[c] += integrate.quad(integrand, low, high, args=(c,), epsabs=0, epsrel=1e-12)[0]
-    if isinstance(model, ConfidentOutcomes):
+    if isinstance(model, ConfidentPrice):
         top = stats.norm(loc=max(row), scale=model.screen_sigma)
         return np.append(top.sf(model.threshold) * law, top.cdf(model.threshold))
     return law

@@ -11,8 +11,8 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import private_price, smooth_sensitivity, theorems
 from pate_torch.accounting.data_dependent.private_price import PublicationPlan
-from pate_torch.accounting.data_dependent.theorems import GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.accounting.events import RdpCurveEvent
+from pate_torch.accounting.prices import GaussianNoisyMaxPrice, LaplaceNoisyMaxPrice
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 
@@ -74,7 +74,7 @@ def test_cost_is_at_most_the_simple_corrections(order, decay):
         assert cost <= printed(order, decay, 10)
 
 
-@pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=2.0), LNMaxOutcomes(scale=2.0)], ids=str)
+@pytest.mark.parametrize("model", [GaussianNoisyMaxPrice(sigma=2.0), LaplaceNoisyMaxPrice(scale=2.0)], ids=str)
 def test_every_pair_of_neighboring_votes_costs_at_most_the_plan(model):
     """End to end: center and width of the published normal for every histogram, before the public clipping."""
     rows = [r for r in itertools.product(range(9), repeat=3) if sum(r) == 8]
@@ -96,7 +96,7 @@ VOTES = [[200, 30, 20], [249, 1, 0], [120, 110, 20]] * 20
 
 
 def test_published_is_an_upper_bound_exactly_as_often_as_promised():
-    model = GNMaxOutcomes(sigma=40)
+    model = GaussianNoisyMaxPrice(sigma=40)
     plan = PublicationPlan(order=6.0, decay=0.02, sigma=2.0, confidence=0.95)
     price = smooth_sensitivity.compute_total_price(model, VOTES, [6.0])[0]
     below = private_price.publish_price(plan, model, VOTES, -1.6448537 - 1e-4, adaptive=False)
@@ -106,7 +106,7 @@ def test_published_is_an_upper_bound_exactly_as_often_as_promised():
 
 
 def test_epsilon_includes_the_publication():
-    priced = private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, 0.3, adaptive=False)
+    priced = private_price.publish_price(PLAN, GaussianNoisyMaxPrice(sigma=40), VOTES, 0.3, adaptive=False)
     event = PLAN.publication_event
     assert dict(zip(event.orders, event.rdp, strict=True))[PLAN.order] == PLAN.publication_rdp
     assert priced.compute_epsilon(1e-5) == pytest.approx(
@@ -130,7 +130,7 @@ def test_its_cost_is_charged_at_every_order_where_it_is_finite():
         )
         assert cost == pytest.approx(worst, rel=1e-6)
     guesses = private_price.make_example_votes(5000, 10, PrivateEpsilon().agreement)
-    plan = private_price.choose_plan(GNMaxOutcomes(sigma=100), guesses, num_queries=2000, delta=1e-6)
+    plan = private_price.choose_plan(GaussianNoisyMaxPrice(sigma=100), guesses, num_queries=2000, delta=1e-6)
     labels = GNMax(sigma=100.0).privacy_events(2000)
     total = accounting.compute_guarantee([*labels, *PrivateEpsilon.privacy_events(plan)], 1e-6).epsilon
     alone = accounting.compute_guarantee(
@@ -141,14 +141,14 @@ def test_its_cost_is_charged_at_every_order_where_it_is_finite():
 
 @pytest.mark.parametrize(("z", "end"), [(-1e6, 0.0), (1e6, 60 * 2.5 / 40**2)])
 def test_published_stays_between_public_ends(z, end):
-    priced = private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, z, adaptive=False)
+    priced = private_price.publish_price(PLAN, GaussianNoisyMaxPrice(sigma=40), VOTES, z, adaptive=False)
     assert priced.rdp == pytest.approx(end)
 
 
 def test_choice_is_from_public_votes_and_near_the_best():
     example = private_price.make_example_votes(250, 10, [0.99, 0.97, 0.9, 0.7])
     assert (example.sum(1) == 250).all() and example[0, 0] == 248
-    model = GNMaxOutcomes(sigma=40)
+    model = GaussianNoisyMaxPrice(sigma=40)
     plan = private_price.choose_plan(model, example, num_queries=1000, delta=1e-5)
     votes = np.repeat(example, 250, axis=0)
 
@@ -159,12 +159,16 @@ def test_choice_is_from_public_votes_and_near_the_best():
     for order, decay, sigma in itertools.product((0.8, 1, 1.25), repeat=3):
         other = PublicationPlan(order=plan.order * order, decay=plan.decay * decay, sigma=plan.sigma * sigma)
         assert median_epsilon(other) > 0.97 * best
-    public = rdp.to_epsilon(rdp.ORDERS, 1000 * theorems.compute_data_independent_rdp(model, rdp.ORDERS), 1e-5)
+    public = rdp.to_epsilon(rdp.ORDERS, 1000 * rdp.compute_curve(model.privacy_events(1), rdp.ORDERS), 1e-5)
     assert best < 0.7 * public
 
 
 def test_refusals(monkeypatch):
-    model, unanimous, far = GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], PublicationPlan(order=60, decay=0.001, sigma=10)
+    model, unanimous, far = (
+        GaussianNoisyMaxPrice(sigma=40),
+        [[250] + 9 * [0]],
+        PublicationPlan(order=60, decay=0.001, sigma=10),
+    )
     for plan, votes, z, adaptive, words in (
         (PLAN, VOTES, 0.0, True, "adaptive"),
         (PLAN, VOTES, math.nan, False, "z="),

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
-from pate_torch.accounting.data_dependent.theorems import (
-    ConfidentOutcomes,
-    ExponentialOutcomes,
-    GNMaxOutcomes,
-    LNMaxOutcomes,
+from pate_torch.accounting.prices import (
+    ConfidentPrice,
+    ExponentialPrice,
+    GaussianNoisyMaxPrice,
+    LaplaceNoisyMaxPrice,
 )
 from tests.accounting.data_dependent.exact_divergences import ROW, compute_log_q, move_one_vote, mp_theorem
 
@@ -37,34 +37,34 @@ def distance(one, two) -> int:
 
 
 def test_published_values_at_sigma_40():
-    local = sensitivity(GNMaxOutcomes(sigma=40), [ROW], 20)
+    local = sensitivity(GaussianNoisyMaxPrice(sigma=40), [ROW], 20)
     assert local[0] == pytest.approx(1.6246537120e-5, rel=1e-6)
     assert local.max() == pytest.approx(8.1819863428e-4, rel=1e-6)
     smooth = smooth_sensitivity.compute_smooth_sensitivity(local[:, None], 0.02)
     assert smooth == pytest.approx([2.2416720052e-4], rel=1e-6)
-    of_q, _ = smooth_sensitivity.make_price_parts(GNMaxOutcomes(sigma=40), np.array([20.0]), 250, 10)
+    of_q, _ = smooth_sensitivity.make_price_parts(GaussianNoisyMaxPrice(sigma=40), np.array([20.0]), 250, 10)
     assert of_q.log_q0_A == pytest.approx([-3.1568730493512733], rel=1e-12)
 
 
 def test_published_values_rising_to_the_plateau():
-    local = sensitivity(GNMaxOutcomes(sigma=0.5), [[10, 0, 0]], 1.5)
+    local = sensitivity(GaussianNoisyMaxPrice(sigma=0.5), [[10, 0, 0]], 1.5)
     assert local[:10] == pytest.approx([3.13503646e-17, 1.60178280e-08, 5.90681786e-03] + 7 * [5.99981308], rel=1e-6)
 
 
 def test_published_values_from_the_data_independent_side():
-    local = sensitivity(GNMaxOutcomes(sigma=250), [[1000, 500, 300, 200, 0]], 10)
+    local = sensitivity(GaussianNoisyMaxPrice(sigma=250), [[1000, 500, 300, 200, 0]], 10)
     assert (local[:298] == 0).all()
     assert local[298:301] == pytest.approx([2.77693450548e-7, 2.10853979548e-6, 2.73113623988e-6], rel=1e-6)
     assert local[301:] == pytest.approx(2.73113623988e-6, rel=1e-6)
 
 
 CASES = [
-    (GNMaxOutcomes(sigma=0.5), 1.5),
-    (GNMaxOutcomes(sigma=1.5), 2.0),
-    (GNMaxOutcomes(sigma=3.0), 3.0),
-    (LNMaxOutcomes(scale=0.5), 3.0),
-    (LNMaxOutcomes(scale=2.0), 2.0),
-    (ConfidentOutcomes(screen_sigma=1.0, threshold=5.0, sigma=1.5), 2.0),
+    (GaussianNoisyMaxPrice(sigma=0.5), 1.5),
+    (GaussianNoisyMaxPrice(sigma=1.5), 2.0),
+    (GaussianNoisyMaxPrice(sigma=3.0), 3.0),
+    (LaplaceNoisyMaxPrice(scale=0.5), 3.0),
+    (LaplaceNoisyMaxPrice(scale=2.0), 2.0),
+    (ConfidentPrice(screen_sigma=1.0, threshold=5.0, sigma=1.5), 2.0),
 ]
 
 
@@ -107,7 +107,7 @@ def test_smooth_sensitivity_is_smooth_and_bounds_the_change(model, order, decay)
 
 
 @pytest.mark.parametrize("teachers, classes", [(9, 3), (12, 2), (6, 4)])
-@pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=2.0), LNMaxOutcomes(scale=1.0)], ids=str)
+@pytest.mark.parametrize("model", [GaussianNoisyMaxPrice(sigma=2.0), LaplaceNoisyMaxPrice(scale=1.0)], ids=str)
 def test_reachable_q_by_enumeration(model, teachers, classes):
     of_q, _ = smooth_sensitivity.make_price_parts(model, np.array([2.0]), teachers, classes)
     rows = histograms(teachers, classes)
@@ -175,7 +175,7 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
     teachers, classes = sum(row), len(row)
     q0 = mp_q0(sigma, order)
     q1 = mp_moved(q0, 2, sigma, classes)
-    bound = sensitivity(GNMaxOutcomes(sigma=sigma), [row], order)
+    bound = sensitivity(GaussianNoisyMaxPrice(sigma=sigma), [row], order)
     votes = sorted(row, reverse=True)
     for d in range(0, teachers + 1, 3):
         within = [r for r in histograms(teachers, classes) if list(r) == sorted(r, reverse=True)]
@@ -193,7 +193,7 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
 
 
 def test_lnmax_tail_and_its_inverse():
-    of_q, _ = smooth_sensitivity.make_price_parts(LNMaxOutcomes(scale=3.0), np.array([2.0]), 50, 4)
+    of_q, _ = smooth_sensitivity.make_price_parts(LaplaceNoisyMaxPrice(scale=3.0), np.array([2.0]), 50, 4)
     gaps = np.concatenate([[-40.0, -2.0, -1e-3, 0.0, 1e-3, 0.5], np.geomspace(1, 3000, 30)])
     assert of_q.inverse_log_tail(of_q.log_tail(gaps)) == pytest.approx(gaps, rel=1e-9, abs=1e-6)
     for gap in (-7.5, 0.0, 7.5):
@@ -203,7 +203,7 @@ def test_lnmax_tail_and_its_inverse():
         assert float(of_q.log_tail(np.array([gap]))[0]) == pytest.approx(float(mpmath.log(tail)), rel=1e-10)
 
 
-@pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=40.0), LNMaxOutcomes(scale=20.0)], ids=str)
+@pytest.mark.parametrize("model", [GaussianNoisyMaxPrice(sigma=40.0), LaplaceNoisyMaxPrice(scale=20.0)], ids=str)
 def test_moved_q_bounds_every_single_move(model):
     """[B_L, B_U] holds the q of every neighbor of random rows."""
     of_q, _ = smooth_sensitivity.make_price_parts(model, np.array([2.0]), 250, 10)
@@ -215,7 +215,7 @@ def test_moved_q_bounds_every_single_move(model):
 
 
 def test_threshold_sensitivity_by_enumeration_of_winning_counts():
-    model, order = ConfidentOutcomes(screen_sigma=4.0, threshold=15.0, sigma=400.0), 6.0
+    model, order = ConfidentPrice(screen_sigma=4.0, threshold=15.0, sigma=400.0), 6.0
     _, (screen,) = smooth_sensitivity.make_price_parts(model, np.array([order]), 30, 3)
     price = {n: screen.price_NA[n, 0] for n in range(10, 31)}  # 30 votes among 3: the winner has at least 10
     for top in range(10, 31):
@@ -235,9 +235,9 @@ def test_queries_add_up_at_each_distance():
     votes = np.concatenate([votes, votes[:7]])
     orders = [2.0, 8.0, 20.0]
     for model in (
-        GNMaxOutcomes(sigma=40),
-        LNMaxOutcomes(scale=20),
-        ConfidentOutcomes(screen_sigma=90, threshold=150, sigma=40),
+        GaussianNoisyMaxPrice(sigma=40),
+        LaplaceNoisyMaxPrice(scale=20),
+        ConfidentPrice(screen_sigma=90, threshold=150, sigma=40),
     ):
         together = smooth_sensitivity.compute_local_sensitivity(model, votes, orders)
         one_by_one = sum(smooth_sensitivity.compute_local_sensitivity(model, [row], orders) for row in votes)
@@ -250,9 +250,9 @@ def test_published_price_is_the_theorem_or_a_little_above_it():
     rng = np.random.default_rng(1)
     votes = np.array([rng.multinomial(250, rng.dirichlet(np.full(10, c))) for c in np.geomspace(0.03, 3, 60)])
     for model in (
-        GNMaxOutcomes(sigma=40),
-        LNMaxOutcomes(scale=20),
-        ConfidentOutcomes(screen_sigma=90, threshold=150, sigma=40),
+        GaussianNoisyMaxPrice(sigma=40),
+        LaplaceNoisyMaxPrice(scale=20),
+        ConfidentPrice(screen_sigma=90, threshold=150, sigma=40),
     ):
         published = smooth_sensitivity.compute_total_price(model, votes, [2.0, 8.0, 20.0])
         theorem = theorems.compute_rdp(model, votes, [2.0, 8.0, 20.0])
@@ -261,18 +261,18 @@ def test_published_price_is_the_theorem_or_a_little_above_it():
 
 def test_orders_and_models_without_a_proved_bound_are_refused():
     usable = smooth_sensitivity.find_usable_orders(
-        GNMaxOutcomes(sigma=40), [20.0, 60.0], num_teachers=250, num_classes=10
+        GaussianNoisyMaxPrice(sigma=40), [20.0, 60.0], num_teachers=250, num_classes=10
     )
     assert usable.tolist() == [True, False]
     # At order 60 the rise of the price is not monotone: it is larger at some smaller q.
-    of_q, _ = smooth_sensitivity.make_price_parts(GNMaxOutcomes(sigma=40), np.array([60.0]), 250, 10)
+    of_q, _ = smooth_sensitivity.make_price_parts(GaussianNoisyMaxPrice(sigma=40), np.array([60.0]), 250, 10)
     log_q = np.linspace(of_q.log_q1_A[0] - 1.5, of_q.log_q1_A[0], 50)
     rise = (of_q(of_q.shift_log_q(log_q, -2)) - of_q(log_q))[:, 0]
     assert rise.max() > of_q.max_local_sensitivity_A[0] * 1.01
     with pytest.raises(ValueError, match=r"orders=\[60.0\]"):
-        smooth_sensitivity.compute_local_sensitivity(GNMaxOutcomes(sigma=40), [ROW], [20.0, 60.0])
+        smooth_sensitivity.compute_local_sensitivity(GaussianNoisyMaxPrice(sigma=40), [ROW], [20.0, 60.0])
     with pytest.raises(ValueError, match="local sensitivity"):
-        smooth_sensitivity.compute_local_sensitivity(ExponentialOutcomes(rate=0.1), [ROW], [2.0])
+        smooth_sensitivity.compute_local_sensitivity(ExponentialPrice(rate=0.1), [ROW], [2.0])
     for decay in (0, -1, math.nan):
         with pytest.raises(ValueError, match="decay"):
             smooth_sensitivity.compute_smooth_sensitivity([[1.0]], decay)

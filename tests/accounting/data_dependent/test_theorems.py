@@ -10,11 +10,12 @@ import pytest
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import theorems
-from pate_torch.accounting.data_dependent.theorems import (
-    ConfidentOutcomes,
-    ExponentialOutcomes,
-    GNMaxOutcomes,
-    LNMaxOutcomes,
+from pate_torch.accounting.prices import (
+    ConfidentPrice,
+    ExponentialPrice,
+    GaussianNoisyMaxPrice,
+    LaplaceNoisyMaxPrice,
+    SparseVectorPrice,
 )
 from tests.accounting.data_dependent.exact_divergences import ROW, compute_divergences, compute_log_q, mp_theorem
 
@@ -87,7 +88,7 @@ def mp_lnmax_q(row: np.ndarray, scale: float) -> mpmath.mpf:
     return min(sum((2 + x) / (4 * mpmath.exp(x)) for x in gaps), 1 - mpmath.mpf(1) / len(counts))
 
 
-SIGMA_40, SOME = GNMaxOutcomes(sigma=40), [240, 5, 5] + 7 * [0]
+SIGMA_40, SOME = GaussianNoisyMaxPrice(sigma=40), [240, 5, 5] + 7 * [0]
 GNMAX_CURVE = {2: 3.5689319957e-5, 10: 5.3203246781e-5, 20: 1.1461160803e-4, 50: 3.4677719177e-3}
 LNMAX_CURVE = {2: 4.3006433690e-5, 10: 5.4651568595e-5, 20: 8.2629960760e-5, 50: 5.6966699904e-4}
 
@@ -98,8 +99,8 @@ LNMAX_CURVE = {2: 4.3006433690e-5, 10: 5.4651568595e-5, 20: 8.2629960760e-5, 50:
         (SIGMA_40, ROW, -9.119733711451717, GNMAX_CURVE),
         (SIGMA_40, SOME, -9.1154664087313, {2: 3.58329057277e-5, 8: 4.75095163021e-5, 32: 4.01404692596e-4}),
         (SIGMA_40, [200, 50] + 8 * [0], -5.1791523112596, {8: 0.00165488418923, 32: 0.00617548466484}),
-        (GNMaxOutcomes(sigma=20), [250] + 9 * [0], -39.975783151575, {2: 7.67668387478e-18}),
-        (LNMaxOutcomes(scale=20), ROW, -8.495128803091019, LNMAX_CURVE),
+        (GaussianNoisyMaxPrice(sigma=20), [250] + 9 * [0], -39.975783151575, {2: 7.67668387478e-18}),
+        (LaplaceNoisyMaxPrice(scale=20), ROW, -8.495128803091019, LNMAX_CURVE),
     ],
 )
 def test_published_values(model, row, log_q, curve):
@@ -123,17 +124,50 @@ def test_epsilon_of_many_equal_queries():
     assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
 
 
+def test_epsilon_of_votes():
+    """The grid of orders lies at most 0.2 % above the best order; with whole orders epsilon is 0.337369."""
+    epsilon = theorems.compute_data_dependent_epsilon(np.array([SOME] * 286), SIGMA_40, delta=1e-5)
+    assert 0.999 * 0.337369 < epsilon < 0.337369
+    rows = [SOME] * 100 + [[130, 120] + 8 * [0]] * 50
+    by_hand = min(
+        50 * a / 1600
+        + 100 * float(mp_theorem(mpmath.exp(compute_log_q(SIGMA_40, SOME)), 40, a))
+        + math.log1p(-1 / a)
+        - math.log(1e-5 * a) / (a - 1)
+        for a in np.arange(2, 20, 0.01)
+    )
+    epsilon = theorems.compute_data_dependent_epsilon(rows, SIGMA_40, delta=1e-5)
+    assert by_hand * (1 - 1e-4) <= epsilon <= by_hand * 1.002
+
+
+@pytest.mark.parametrize(
+    "price",
+    [
+        GaussianNoisyMaxPrice(40, discrete=True),
+        LaplaceNoisyMaxPrice(40, discrete=True),
+        ConfidentPrice(40, screen_sigma=150),
+        ConfidentPrice(40, screen_sigma=150, threshold=200, max_answers=10),
+        ConfidentPrice(40, screen_sigma=150, threshold=200, discrete=True),
+        SparseVectorPrice(40, max_failures=1, failure_delta=1e-6, num_tests=1),
+    ],
+    ids=str,
+)
+def test_prices_without_a_theorem_are_refused(price):
+    with pytest.raises(ValueError, match="has no data-dependent price"):
+        theorems.compute_data_dependent_epsilon([SOME], price, delta=1e-5)
+
+
 @pytest.mark.parametrize("sigma", [0.7, 5, 40])
 def test_gnmax_against_mpmath_row_by_row(sigma):
     votes = np.concatenate([simulated(25), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
-    fast = theorem_rows(GNMaxOutcomes(sigma=sigma), theorems.group_votes(votes).rows_UC, ORDERS)
+    fast = theorem_rows(GaussianNoisyMaxPrice(sigma=sigma), theorems.group_votes(votes).rows_UC, ORDERS)
     loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in theorems.group_votes(votes).rows_UC]
     assert fast == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
 
 def test_a_release_is_the_sum_over_its_queries():
     votes = np.concatenate([simulated(300), [ROW, ROW, ROW]])
-    model = GNMaxOutcomes(sigma=40)
+    model = GaussianNoisyMaxPrice(sigma=40)
     one_by_one = sum(theorems.compute_rdp(model, row[None], ORDERS) for row in votes)
     assert theorems.compute_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
 
@@ -142,7 +176,7 @@ def test_a_release_is_the_sum_over_its_queries():
 def test_lnmax_against_mpmath_row_by_row(scale):
     rows = theorems.group_votes(simulated(80)).rows_UC
     cap = 2 * rdp.compute_laplace_curve(1 / scale, ORDERS)
-    fast = theorem_rows(LNMaxOutcomes(scale=scale), rows, ORDERS)
+    fast = theorem_rows(LaplaceNoisyMaxPrice(scale=scale), rows, ORDERS)
     loop = [[mp_pure(mp_lnmax_q(row, scale), 2 / scale, a) for a in ORDERS] for row in rows]
     assert fast == pytest.approx(np.minimum(loop, cap), rel=1e-9, abs=1e-290)
     assert (fast <= np.minimum(2 / scale, ORDERS * (2 / scale) ** 2 / 2) * (1 + 1e-12)).all()
@@ -152,7 +186,7 @@ def test_lnmax_against_mpmath_row_by_row(scale):
 def test_exponential_against_mpmath_row_by_row(rate):
     rows = theorems.group_votes(simulated(60)).rows_UC
     cap = rdp.compute_bounded_range_curve(2 * rate, ORDERS)
-    fast = theorem_rows(ExponentialOutcomes(rate=rate), rows, ORDERS)
+    fast = theorem_rows(ExponentialPrice(rate=rate), rows, ORDERS)
     loop = []
     for row in rows:
         others = sum(mpmath.exp(mpmath.mpf(rate) * int(n - row[0])) for n in row[1:])
@@ -163,7 +197,7 @@ def test_exponential_against_mpmath_row_by_row(rate):
 
 @pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (200, 3), (0, 1)])
 def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
-    model = ConfidentOutcomes(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
+    model = ConfidentPrice(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
     votes = np.concatenate([simulated(30), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
     rows = theorems.group_votes(votes).rows_UC
     loop = [[mp_threshold(int(r[0]), threshold, screen_sigma, a) + mp_gnmax(r, 40, a) for a in ORDERS] for r in rows]
@@ -212,7 +246,7 @@ def test_grouping_is_unique_over_sorted_rows(teachers, classes):
 def test_prices_do_not_depend_on_the_order_of_classes_or_on_the_dtype():
     votes = simulated(50)
     shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)
-    for model in (GNMaxOutcomes(sigma=40), LNMaxOutcomes(scale=20), ExponentialOutcomes(rate=0.1)):
+    for model in (GaussianNoisyMaxPrice(sigma=40), LaplaceNoisyMaxPrice(scale=20), ExponentialPrice(rate=0.1)):
         one, two = (theorems.compute_rdp(model, v, ORDERS) for v in (votes, shuffled))
         assert one == pytest.approx(two, rel=1e-13)
 
@@ -225,28 +259,28 @@ NO_COUNTS = [np.array(row) for row in ([[1.0, 2.0]], [[np.nan, 2.0]], [[True, Fa
 )
 def test_malformed_votes_are_refused(votes):
     with pytest.raises(ValueError, match="votes"):
-        theorems.compute_rdp(GNMaxOutcomes(sigma=40), votes, [2.0])
+        theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=40), votes, [2.0])
 
 
 @pytest.mark.parametrize("orders", [[], [1], [1.0, 2.0], [0.5], [math.nan], [math.inf], [[2.0]], None, [True]])
 def test_malformed_orders_are_refused(orders):
     with pytest.raises(ValueError, match="order"):
-        theorems.compute_rdp(GNMaxOutcomes(sigma=40), [ROW], orders)
+        theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], orders)
 
 
 def test_integer_orders_do_not_overflow():
-    curve = theorems.compute_rdp(GNMaxOutcomes(sigma=40), [ROW], list(range(2, 4000)))
+    curve = theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], list(range(2, 4000)))
     assert (curve > 0).all() and (np.diff(curve) >= 0).all()
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        GNMaxOutcomes(sigma=3.0),
-        GNMaxOutcomes(sigma=0.6),
-        LNMaxOutcomes(scale=1.5),
-        ExponentialOutcomes(rate=0.4),
-        ConfidentOutcomes(screen_sigma=1.5, threshold=4.0, sigma=2.0),
+        GaussianNoisyMaxPrice(sigma=3.0),
+        GaussianNoisyMaxPrice(sigma=0.6),
+        LaplaceNoisyMaxPrice(scale=1.5),
+        ExponentialPrice(rate=0.4),
+        ConfidentPrice(screen_sigma=1.5, threshold=4.0, sigma=2.0),
     ],
     ids=str,
 )
@@ -255,7 +289,7 @@ def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(mo
     rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6 and list(r) == sorted(r)[::-1]]
     orders = ORDERS[:6]
     prices = theorem_rows(model, np.array(rows), orders)
-    cap = theorems.compute_data_independent_rdp(model, orders)
+    cap = rdp.compute_curve(model.privacy_events(1), orders)
     for row, price in zip(rows, prices, strict=True):
         forward, two_sided = compute_divergences(model, row, orders)
         assert (forward <= price * (1 + 1e-8) + 1e-11).all()
@@ -263,5 +297,5 @@ def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(mo
 
 
 def test_the_two_sided_divergence_can_pass_the_theorem():
-    _, two_sided = compute_divergences(GNMaxOutcomes(sigma=3.0), (20, 0, 0), ORDERS)
-    assert (two_sided > 1.01 * theorems.compute_rdp(GNMaxOutcomes(sigma=3.0), [[20, 0, 0]], ORDERS)).any()
+    _, two_sided = compute_divergences(GaussianNoisyMaxPrice(sigma=3.0), (20, 0, 0), ORDERS)
+    assert (two_sided > 1.01 * theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=3.0), [[20, 0, 0]], ORDERS)).any()

@@ -1,0 +1,220 @@
+"""Points of datasets, folders and arrays: the same tensors by every way, each record alone, and clear refusals."""
+
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torchvision.datasets import FakeData, ImageFolder
+from torchvision.transforms import v2
+
+from pate_torch.data.image_folder import ImageFolderDataset
+from pate_torch.data.streams import PointForm, PointStream
+
+DRAW = np.random.default_rng(0)
+PIXELS = DRAW.integers(0, 256, (9, 3, 8, 6), dtype=np.uint8)
+
+
+class Items(Dataset):
+    """A list as a dataset; a function among the items is called."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, row):
+        item = self.items[row]
+        return item() if callable(item) else item
+
+
+def pil(pixels):
+    return Image.fromarray(pixels.transpose(1, 2, 0))
+
+
+def write_folder(folder):
+    for row, pixels in enumerate(PIXELS):
+        file = folder / ("cat", "dog", "eel")[row // 3] / f"{row}.png"
+        file.parent.mkdir(exist_ok=True, parents=True)
+        pil(pixels).save(file)
+    return folder
+
+
+def private(points, form=None, **options):
+    form = PointStream("public", points).form if form is None else form
+    return PointStream("X", points, form, adjacency="add_remove", **options)
+
+
+def test_every_way_gives_the_same_pixels(tmp_path):
+    fractions = torch.from_numpy(PIXELS) / 255
+    folder = write_folder(tmp_path / "images")
+    ways = {
+        "array": PIXELS,
+        "tensor": torch.from_numpy(PIXELS),
+        "64-bit integers": PIXELS.astype(np.int64),
+        "fractions": fractions,
+        "folder": folder,
+        "its path as a string": str(folder),
+        "folder dataset": ImageFolderDataset(folder),
+        "dataset of tensors": TensorDataset(fractions, torch.arange(9)),
+        "dataset of arrays": Items(list(PIXELS)),
+        "dataset of PIL images": Items([(pil(pixels), row) for row, pixels in enumerate(PIXELS)]),
+        "torchvision's folder": ImageFolder(folder),
+        "subset": Subset(ImageFolder(folder, v2.ToImage()), range(9)),
+    }
+    for name, points in ways.items():
+        for stream in (PointStream("public", points), private(points)):
+            assert torch.equal(stream.load(), torch.from_numpy(PIXELS)), name
+            assert torch.equal(torch.cat(list(stream.iterate_blocks())), torch.from_numpy(PIXELS)), name
+            assert stream.is_readable_N.all()
+
+
+def test_labels_are_those_of_the_items(tmp_path):
+    folder = write_folder(tmp_path / "images")
+    names = ["cat"] * 3 + ["dog"] * 3 + ["eel"] * 3
+    for points, labels in [
+        (folder, names),
+        (ImageFolder(folder), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+        (TensorDataset(torch.rand(4, 1, 8, 8), torch.tensor([3, 1, 0, 2])), [3, 1, 0, 2]),
+        (Items([(PIXELS[0], np.int8(1)), (PIXELS[1], None), (PIXELS[2], "x")]), [1, None, "x"]),
+        (Items(list(PIXELS)), [None] * 9),
+    ]:
+        stream = private(points)
+        stream.load()
+        assert stream.labels == labels
+
+
+def test_rows_of_a_dataset_are_float_rows():
+    x = torch.randn(20, 4, dtype=torch.float64)
+    assert torch.equal(private(TensorDataset(x)).load(), x.float())
+    assert torch.equal(PointStream("x", Items(list(x.numpy()))).load(), x.float())
+
+
+def test_gray_images_become_one_channel_and_colors_of_private_images_follow_the_public_ones():
+    gray = Items([Image.fromarray(pixels[0]) for pixels in PIXELS])
+    assert torch.equal(PointStream("public", gray).load(), torch.from_numpy(PIXELS[:, :1]))
+    form = PointStream("public", Items([pil(PIXELS[0])])).form
+    assert torch.equal(private(gray, form).load(), torch.from_numpy(PIXELS[:, :1]).expand(-1, 3, -1, -1))
+
+
+class Noisy(Dataset):
+    """Random transforms that draw from all three global generators."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, row):
+        x = torch.full((1, 8, 8), 0.1 + self.rows[row] / 100)
+        return x + torch.rand(1, 8, 8) / 5 + random.random() / 5 + np.random.random() / 5
+
+
+def test_a_record_of_a_random_transform_does_not_depend_on_the_others():
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    whole = private(Noisy([1, 5, 9, 20, 2])).load()
+    fewer = private(Noisy([9, 1, 2]), PointForm((1, 8, 8), True)).load()
+    assert torch.equal(fewer, whole[[2, 0, 4]])
+    assert len(whole[0].unique()) > 20, "nothing was drawn"
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    assert (before[2] == np.random.get_state()[1]).all()
+
+
+def test_a_dataset_with_a_state_is_refused():
+    draw = torch.Generator().manual_seed(0)
+    noisy = Items([lambda: torch.rand(1, 8, 8, generator=draw)] * 20)
+    for stream in (PointStream("public", noisy), private(noisy)):
+        with pytest.raises(ValueError, match=rf"^{stream.key}='Items': returns other values when .* a second time"):
+            stream.load()
+
+
+UNREADABLE = {
+    "an error": lambda: 1 / 0,
+    "another shape": PIXELS[0][:, :4],
+    "another type": PIXELS[0] / 255,
+    "a row": np.zeros(4),
+    "no image": "a text",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("odd", UNREADABLE)
+def test_a_private_point_that_cannot_be_read_contributes_nothing_and_stops_nobodys_run(odd):
+    items = [(pixels, row) for row, pixels in enumerate(PIXELS)]
+    items[4] = UNREADABLE[odd] if odd in ("an error", "nothing") else (UNREADABLE[odd], 4)
+    stream = private(Items(items), PointForm((3, 8, 6), False))
+    x = stream.load()
+    assert stream.is_readable_N.tolist() == [row != 4 for row in range(9)]
+    assert torch.equal(x[stream.is_readable_N], torch.from_numpy(np.delete(PIXELS, 4, axis=0))) and not x[4].any()
+    with pytest.raises(ValueError, match=r"^public='point 4': has a point that cannot be read"):
+        PointStream("public", Items(items)).load()
+
+
+def test_private_fractions_that_are_not_finite_are_not_readable_and_others_are_clipped():
+    x = torch.from_numpy(PIXELS) / 255
+    x[3, 0, 0, 0], x[5, 0, 0, 0] = torch.nan, 7.0
+    for points in (x, TensorDataset(x)):
+        stream = private(points, PointForm((3, 8, 6), True))
+        pixels = stream.load()
+        assert stream.is_readable_N.tolist() == [row != 3 for row in range(9)]
+        assert not pixels[3].any() and pixels[5, 0, 0, 0] == 255
+        assert torch.equal(pixels[5, 1:], torch.from_numpy(PIXELS[5, 1:]))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def test_other_objects_are_refused_by_name(tmp_path):
+    write_folder(tmp_path / "images")
+    (tmp_path / "empty").mkdir()
+    pil(PIXELS[0]).resize((4, 4)).save(tmp_path / "images" / "cat" / "small.png")
+    for points, message in [
+        (DataLoader(TensorDataset(torch.zeros(3, 2))), r"^X='DataLoader'.*map-style Dataset.*Pass loader\.dataset"),
+        (Endless(), "^X='Endless'.*map-style Dataset"),
+        (Items([]), "^X='Items': must have at least one point"),
+        (tmp_path / "nowhere", "^X='.*nowhere': must be a folder with images"),
+        (tmp_path / "empty", "^X='.*empty': must be a folder with images"),
+        (tmp_path / "images", r"^X='.*images': has images of 2 sizes.*ImageFolderDataset\(path, size=64\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            PointStream("X", points)
+    for array, message in [(PIXELS / 255, "uint8"), (PIXELS[:, :, :3], r"\[3, 8, 6\]"), (PIXELS[:, :1], "public")]:
+        with pytest.raises(ValueError, match=f"^X=.*must be .*{message}"):
+            private(array, PointForm((3, 8, 6), False))
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda folder: folder, ImageFolder, lambda folder: Subset(ImageFolder(folder), [0, 1])]
+)
+def test_positions_in_a_folder_depend_on_other_records(wrap, tmp_path):
+    points, form = wrap(write_folder(tmp_path / "images")), PointForm((3, 8, 6), False)
+    with pytest.raises(ValueError, match=r"adjacency='replace_one'.*position of an image depends on its name"):
+        PointStream("X", points, form, adjacency="replace_one")
+    PointStream("X", FakeData(3, (3, 8, 6)), form, adjacency="replace_one")
+
+
+def test_images_of_other_sizes_are_resized_to_the_public_form(tmp_path):
+    folder = write_folder(tmp_path / "images")
+    pil(PIXELS[0]).resize((12, 16), Image.Resampling.NEAREST).save(folder / "cat" / "large.png")
+    x = private(folder, PointForm((3, 8, 6), False)).load()
+    assert torch.equal(x[:3], torch.from_numpy(PIXELS[:3])) and x.shape == (10, 3, 8, 6)
+    assert ImageFolderDataset(folder, size=5)[0][0].shape == (3, 5, 5)
+
+
+def test_the_items_are_not_in_memory_together():
+    """5,000 points of 1 kB take 5 MB; as 64-bit items, all together, they would take 40 MB."""
+    points = Items([lambda: np.full((1, 32, 32), 7, dtype=np.int64)] * 5000)
+    tracemalloc.start()
+    stream = private(points, PointForm((1, 32, 32), False))
+    sizes = [len(block) for block in stream.iterate_blocks()]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(sizes) == 5000 and max(sizes) <= 256 and peak < 5e6
