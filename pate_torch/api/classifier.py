@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
 from pate_torch.accounting import gdp
 from pate_torch.accounting.formatting import format_delta
@@ -46,6 +46,7 @@ from pate_torch.api.pate import PATE, annotate_disk_error, select_student_networ
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.device import parse_device
 from pate_torch.core.progress import Callback, Stages
+from pate_torch.core.rng import seeded_generators
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.encoded_dataset import encode_sides
 from pate_torch.data.streams import PointForm, PointStream, is_streamed
@@ -75,16 +76,13 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.store import load_student
 from pate_torch.students.training import Supervised
-from pate_torch.teachers import panel
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.panel import check_learner, convert_points, copy_estimator
 from pate_torch.teachers.store import TeacherStore
 
 DEFAULT_CAP_EPSILON = 10.0
 """Epsilon cap of a new account without ``cap``, unless the fit costs more: then the cap is the cost of the fit."""
 
 _logger = logging.getLogger(__name__)
-_MODULE_RECIPE = TeacherRecipe(steps=500, batch_size=64)
-"""Training recipe for a user's torch.nn.Module on the released labels."""
 
 
 @dataclass(eq=False, repr=False)
@@ -109,8 +107,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         method: "auto", "teachers", "gradients" or "dpsgd". "auto" follows the rule in ``planning.autoconfig``.
         teacher: Teacher for ``method="teachers"``, of a type that ``PATE`` accepts. None for the rule's choice.
         student: Learner of the released labels: a StudentAlgorithm, whose student is part of the release; or a
-            scikit-learn classifier or a function that returns a torch.nn.Module, which are not part of the release.
-            None for the method's default.
+            scikit-learn or skorch classifier, a ``Network`` or a class or function that returns a torch.nn.Module,
+            which are not part of the release. None for the method's default.
         num_teachers: Number K of teachers. None for the rule's choice.
         num_queries: Number of public points that teachers label. None for the rule's choice.
         adjacency: Neighboring relation, "add_remove" or "replace_one".
@@ -221,10 +219,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             self._weight_C = parse_class_weight(self.class_weight, self.classes_.tolist())
             unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
             pate = self._make_pate(facts, unit)
-            spec = pate.make_spec(pool, pool)
+            self._spec = spec = pate.make_spec(pool, pool)
             self._announce_plan(facts, unit)
-            if _is_module_factory(self.student):
-                panel.check_factory("student", self.student, spec)
+            if not isinstance(self.student, StudentAlgorithm | None):
+                check_learner("student", self.student, spec)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=unit_ids, public_x=pool)
             if self.method_.name == "dpsgd":
                 self.class_counts_: np.ndarray | None = None
@@ -245,7 +243,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Predict class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
         if self._form is not None and is_streamed(X):
-            stream = PointStream("X", X, self._form)
+            stream = PointStream("X", X, PointForm(self._form.shape))
             X = stream.iterate_blocks() if isinstance(self.encoder, Encoder) else stream.load().numpy()
         if isinstance(self.encoder, Encoder):
             features = self.encoder.encode(X, self._encoder_spec, device=self.device)
@@ -256,7 +254,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.unknown_counts_ = {} if schema is None else schema.count_unknown(x.numpy())
         if isinstance(self.student_, Student):
             return self.student_.compute_probabilities(x).double().numpy()
-        return predict_all_classes(self.student_, self._transform.normalize(x), len(self.classes_))
+        return predict_all_classes(self.student_, convert_points(self.student_, self._spec, x), len(self.classes_))
 
     @reworded_errors(CLASSIFIER_WORDS)
     def save_release(self, folder: Path | str, *, evaluation: tuple[Any, Any] | None = None) -> Path:
@@ -311,11 +309,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             fix = "Pass classes=[...], or pass classes_are_public=True if the distinct values of y are public."
             raise checks.error("classes", None, problem, fix)
         student = self.student
-        is_sklearn = isinstance(student, BaseEstimator) and is_classifier(student)
-        if not (is_sklearn or isinstance(student, StudentAlgorithm | None) or _is_module_factory(student)):
-            fix = f"Pass lambda: {type(student).__name__}(...)." if isinstance(student, nn.Module) else ""
-            kinds = "a student algorithm, a scikit-learn classifier or a function that returns a torch.nn.Module"
-            raise checks.error("student", type(student).__name__, f"must be {kinds}", fix)
         if student is not None and self.method == "dpsgd":
             problem = "cannot be combined with method='dpsgd', which releases no labels for a student"
             raise checks.error("student", type(student).__name__, problem, "Omit student.")
@@ -578,19 +571,12 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             size = first_answers.estimate_size(facts.num_records if self.adjacency == "replace_one" else None)
             self_training = autoconfig.needs_self_training(facts, size, method.mechanism)
             method = self.method_ = replace(method, self_training=self_training)
-        if student is None or isinstance(student, StudentAlgorithm):
-            student = pate.fit_student(self._select_student(spec) if student is None else student)
+        if hasattr(student, "get_params"):
+            x_AD = convert_points(student, spec, pool[release.query_Q[release.answered_Q]])
+            with seeded_generators(self._seed, "student"):
+                student = copy_estimator(student).fit(x_AD, release.label_Q[release.answered_Q].numpy())
         else:
-            query_A, label_A = release.query_Q[release.answered_Q], release.label_Q[release.answered_Q]
-            if isinstance(student, BaseEstimator):
-                student = clone(student).fit(self._transform.normalize(pool)[query_A], label_A.numpy())
-            elif not len(label_A):
-                problem = "student: cannot be trained, because the mechanism labeled no public point"
-                raise ValueError(f"{problem}. The account stays charged. Use a larger epsilon or fewer questions.")
-            else:
-                options = {"seed": self._seed, "device": parse_device(self.device)}
-                module = panel.fit_module(student, pool[query_A], label_A, spec, _MODULE_RECIPE, 0, **options)
-                student = Student({"name": "own"}, module, spec)
+            student = pate.fit_student(self._select_student(spec) if student is None else student)
         if self.class_weight is not None:
             assert first_answers is not None
             balanced_C = 1 / (len(self.classes_) * first_answers.estimate_frequencies())
@@ -642,10 +628,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 def _form_error(X: Any, public: Any) -> ValueError:
     kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
     return checks.error("public", kinds[1], f"must have the form of X, {kinds[0]}")
-
-
-def _is_module_factory(student: Any) -> bool:
-    return callable(student) and not isinstance(student, StudentAlgorithm | BaseEstimator | nn.Module)
 
 
 def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple[Student, Path, ReleaseReport]:

@@ -105,13 +105,6 @@ class PointTransform:
             x = self.schema.encode(x, unknown="warn" if warns else "zeros", missing="nan")
         return _fill_missing(np.asarray(x), self.mean)
 
-    def normalize(self, x: Tensor) -> np.ndarray:
-        """Normalize points to rows for scikit-learn. Pixels of images are scaled to [0, 1]."""
-        if self.mean is None or self.std is None:
-            return x.flatten(1).numpy() / 255.0
-        clipped = x.numpy() if self.value_range is None else x.numpy().clip(*self.value_range)
-        return (clipped - self.mean) / self.std
-
     def is_real_valued(self, pool: Tensor) -> bool:
         """Return whether transformed public points [P, ...] are images, or differ in columns that are not integers.
 
@@ -246,7 +239,9 @@ def predict_all_classes(learner: Any, x: np.ndarray, num_classes: int) -> np.nda
     """Predict probabilities [N, C] by a scikit-learn classifier that may have been trained on fewer classes."""
     probability_NC = np.zeros((len(x), num_classes))
     if hasattr(learner, "predict_proba"):
-        probability_NC[:, np.asarray(learner.classes_, dtype=int)] = learner.predict_proba(x)
+        own_columns = learner.predict_proba(x)
+        is_complete = own_columns.shape[1] == num_classes  # such as a network of skorch, which always has C columns
+        probability_NC[:, slice(None) if is_complete else np.asarray(learner.classes_, dtype=int)] = own_columns
     else:
         probability_NC[np.arange(len(x)), np.asarray(learner.predict(x), dtype=int)] = 1.0
     return probability_NC

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.api.messages import PATE_WORDS, reworded_errors
@@ -62,7 +62,8 @@ from pate_torch.students.private_test import NoisyConfusion, release_confusion
 from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
 from pate_torch.students.store import save as save_student
 from pate_torch.students.training import GradientStudent, Supervised
-from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
+from pate_torch.teachers.network import Network, to_network
+from pate_torch.teachers.panel import Panel, fit_panel
 from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
@@ -105,11 +106,9 @@ class PATE:
         delta: Delta of the account, fixed when the account opens.
         budget_epsilon: Epsilon cap of the account, fixed when the account opens. None for the cap of the existing
             account, or for 10 if the account is new.
-        teacher: TeacherRecipe; a scikit-learn classifier, which is cloned for every shard; a function that returns a
-            torch.nn.Module from normalized points to logits, which is trained by ``recipe``; or a ``PrivateMethod``
-            without teachers, such as GradientMethod(size=..., mechanism=GradientDescent(...)). None for a small
-            network.
-        recipe: Training recipe for the modules that ``teacher`` returns. None for ``TeacherRecipe()``.
+        teacher: TeacherRecipe; a scikit-learn or skorch classifier, which is cloned for every shard; a ``Network``, or
+            a class or function that returns a torch.nn.Module; or a ``PrivateMethod`` without teachers, such as
+            GradientMethod(size=..., mechanism=GradientDescent(...)). None for a small network.
         partition: Neighboring relation, ``AddRemove()`` or ``ReplaceOne()``.
         unit: Privacy unit, "record" or "group:<what>". A group unit needs ``unit_id``.
         mean: Public means [D] of channels or features, which normalize points. None for means of the public points.
@@ -148,7 +147,6 @@ class PATE:
     budget_epsilon: float | None = None
     home: Any = None  # a Path or a string; __post_init__ converts it to a Path
     teacher: Any = None
-    recipe: TeacherRecipe | None = None
     partition: Partition = field(default_factory=AddRemove)
     unit: str = "record"
     mean: Sequence[float] | None = None
@@ -213,9 +211,6 @@ class PATE:
     def _check_teacher(self) -> None:
         """Raise ValueError if teacher, mechanism and number of teachers cannot be combined."""
         teacher = self.teacher
-        if isinstance(teacher, nn.Module):
-            fix = f"Pass the class, or lambda: {type(teacher).__name__}(...)."
-            raise checks.error("teacher", type(teacher).__name__, "must be a function that returns a new network", fix)
         if isinstance(teacher, PrivateMethod):
             for key, value in {"mechanism": self.mechanism, "num_teachers": self.num_teachers}.items():
                 if value is not None:
@@ -347,20 +342,25 @@ class PATE:
             self._session.finish()
 
     @reworded_errors(PATE_WORDS)
-    def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
+    def fit_student(self, algorithm: Any = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public points free of charge, and save it with the release.
 
+        A ``Network`` is trained on the labels alone. It is returned, and is not part of the release and its report.
+
         Args:
-            algorithm: Name in ``STUDENTS``, or any StudentAlgorithm.
-            **options: Fields of the algorithm, if ``algorithm`` is a name.
+            algorithm: Name in ``STUDENTS``; any StudentAlgorithm; or a ``Network``, or a class or function that returns
+                a torch.nn.Module.
+            **options: Fields of the algorithm or of the ``Network``, if ``algorithm`` is no StudentAlgorithm.
 
         Raises:
             ValueError: An argument is wrong, ``label`` has not been called, or no question was answered.
         """
         session, written = self._require_labels()
+        if not isinstance(algorithm, str | StudentAlgorithm) and (network := to_network(algorithm, **options)):
+            return self._fit_network(network, session.facts, written.labels)
         if options and not isinstance(algorithm, str):
-            problem = "are allowed only if algorithm is a name"
-            raise checks.error("options", sorted(options), problem, "Set these fields on the algorithm object.")
+            fix = f"Pass {type(algorithm).__name__}({', '.join(f'{key}=...' for key in options)}) as the algorithm."
+            raise checks.error("options", sorted(options), "belong to an algorithm that is already made", fix)
         if isinstance(algorithm, str) and issubclass(STUDENTS.get(algorithm, LabelSpreading), GradientStudent):
             options = {"network": select_student_network(session.facts.spec)} | options
         config = replace(session.config, student=_make_student("algorithm", algorithm, options))
@@ -369,6 +369,15 @@ class PATE:
             self._student = student_session.fit(written)
         assert self._student is not None
         return self._student[1]
+
+    def _fit_network(self, network: Network, facts: DatasetFacts, labels: Release) -> Student:
+        network.check("algorithm", facts.spec)
+        query_A, label_A = labels.query_Q[labels.answered_Q], labels.label_Q[labels.answered_Q]
+        if not len(label_A):
+            raise ValueError("labels: no public point has a released label. The account stays charged.")
+        x_A, device = facts.pool.x[query_A], parse_device(self.device)
+        module = network.fit(x_A, label_A, facts.spec, seed=self.seed, device=device, teacher=0)
+        return Student({"name": "own"}, module, facts.spec)
 
     def adjust_student(self, multiple: float, offset_C: Tensor) -> Student:
         """Multiply and shift the logits of the last student, free of charge, and save it with the release."""
@@ -609,13 +618,8 @@ class PATE:
         shards = assign_shards(self.partition, private, self.num_teachers, seed)
         with Stages(quiet=not self.verbose, callback=self.callback) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
-            if hasattr(self.teacher, "get_params"):
-                return fit_estimators(self.teacher, private, spec, shards, seed=seed, progress=progress)
-            if not callable(self.teacher):
-                problem = "must be a TeacherRecipe, a scikit-learn classifier or a function that returns a network"
-                raise checks.error("teacher", type(self.teacher).__name__, problem)
-            recipe, device = self.recipe or TeacherRecipe(), parse_device(self.device)
-            return fit_modules(self.teacher, private, spec, shards, recipe, seed=seed, device=device, progress=progress)
+            device = parse_device(self.device)
+            return fit_panel(self.teacher, private, spec, shards, seed=seed, device=device, progress=progress)
 
     def _require_records(self) -> Dataset:
         has_teachers = isinstance(self.teacher, PrivateMethod) or self._stored_teachers or self._panel
@@ -678,7 +682,7 @@ def _make_student(key: str, algorithm: str | StudentAlgorithm, options: Mapping[
     if isinstance(algorithm, str):
         return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options)
     if not isinstance(algorithm, StudentAlgorithm):
-        problem = f"must be one of {', '.join(STUDENTS)}, or an algorithm of pate_torch.students"
+        problem = f"must be one of {', '.join(STUDENTS)}, an algorithm of pate_torch.students, or a Network"
         raise checks.error(key, type(algorithm).__name__, problem, "For scikit-learn classifiers use PATEClassifier.")
     return algorithm
 

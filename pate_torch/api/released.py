@@ -100,8 +100,10 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
         if (self._spec.get("encoder") or {}).get("points") and np.shape(X)[1:] != shape:
             return X  # the student applies its encoder
         if len(shape) == 3:
-            if not isinstance(self._student, NumpyStudent):
-                return X  # the student reads arrays, datasets and folders
+            if not hasattr(X, "shape"):  # a Dataset or a folder
+                from pate_torch.data.streams import PointForm, PointStream  # imports torch
+
+                X = PointStream("X", X, PointForm(shape)).load().numpy()
             x = convert_images("X", X)[0]
             if x.shape[1:] != shape:
                 raise checks.error("X", list(x.shape), f"must be images {['N', *shape]}")

@@ -110,6 +110,8 @@ class PointStream:
         self.key, self.points, self.is_private = key, points, adjacency is not None
         self.is_readable_N, self.labels = np.ones(len(points), dtype=bool), list[Any]([None] * len(points))
         if form is None:
+            if isinstance(points, np.ndarray):  # values out of range are refused before the form is compared
+                convert_images(key, points[:_BLOCK_POINTS])
             with rng.seeded_generators(0):
                 first = points[0]
             point = _to_array(first[0] if isinstance(first, tuple | list) else first)
@@ -120,7 +122,7 @@ class PointStream:
             shape = (1, *points.shape[1:]) if points.ndim == 3 else points.shape[1:]
             if tuple(shape) != form.shape or form.has_fractions not in (None, has_fractions(points)):
                 values = {True: "floats in 0..1", False: "uint8", None: "images"}[form.has_fractions]
-                problem = f"must be {values} of the shape of the public points, {list(form.shape)}"
+                problem = f"must be {values} of shape {['N', *form.shape]}"
                 raise checks.error(key, f"{points.dtype} {list(points.shape)}", problem)
 
     def __len__(self) -> int:
@@ -151,6 +153,9 @@ class PointStream:
             kept_by_row |= {row: block[row - begin].clone() for row in rows if row % stride == 0}
             yield block
             progress(100 * rows.stop // len(self), 100)  # percentages, because the number of points may be private
+        if not self.is_readable_N.any():
+            problem = f"has no point that can be read and has the shape of the public points, {list(self.form.shape)}"
+            raise checks.error(self.key, type(self.points).__name__, problem)
         self._check_second_reading(kept_by_row)
 
     def _check_second_reading(self, kept_by_row: dict[int, Tensor]) -> None:

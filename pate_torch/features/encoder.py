@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks, texts
 from pate_torch.core.files import compute_file_digest, get_tensor_bytes
 from pate_torch.core.progress import Progress, do_nothing
-from pate_torch.features import encoding
+from pate_torch.features import backbones, encoding
 from pate_torch.features.base import Device
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.networks import remove_head
@@ -52,9 +52,11 @@ class Encoder:
 
     Attributes:
         name: Name of the encoder in reports.
-        weights: Path of a .safetensors or .onnx file, or "package:path" for a file of an installed package, whose code
-            is not run. None if the weights of ``module`` are used.
-        module: Torch module. None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
+        weights: Path of a .safetensors, .pth or .onnx file, or "package:path" for a file of an installed package, whose
+            code is not run. None if the weights of ``module`` are used.
+        network: Network of a library, without its classification head: "torchvision:resnet18", "timm:resnet18.a1_in1k".
+            It determines ``size``, ``mean`` and ``std`` if they are None. None for other encoders.
+        module: Torch module. None if ``weights`` is an ONNX file, a table of token vectors, or those of ``network``.
         tokenizer: Path of a tokenizer.json. None if points are no texts.
         max_length: Largest number of tokens of a text. Longer texts are cut.
         special_tokens: Whether the tokenizer adds special tokens. None for yes, except for a table of token vectors.
@@ -73,6 +75,7 @@ class Encoder:
 
     name: str = "encoder"
     weights: str | None = None
+    network: str | None = None
     module: nn.Module | None = field(default=None, repr=False)
     tokenizer: str | None = None
     max_length: int = 256
@@ -104,21 +107,27 @@ class Encoder:
         if self.module is not None and not isinstance(self.module, nn.Module):
             fix = "Set features.module._target_ to a class or function of your code."
             raise checks.error("features.module", type(self.module).__name__, "must be a torch module", fix)
+        if self.network is not None:
+            if self.weights is None or self.module is not None:
+                problem = "needs features.weights, a local file of trained weights, and no features.module"
+                raise checks.error("features.network", self.network, problem, "Nothing is downloaded.")
+            for key, value in backbones.describe(self.network, self.digests["weights"]).items():
+                if getattr(self, key) is None:
+                    object.__setattr__(self, key, value)
 
     @property
     def kind(self) -> str:
         """The kind of the encoder: "torch" module, "onnx" file or "static" table of token vectors."""
-        if self.weights is None and self.module is None:
+        if self.module is not None or self.network is not None:
+            return "torch"
+        if self.weights is None:
             fix = "Set features.weights=<file>, and features.tokenizer=<file> for texts."
             raise checks.error("features.weights", None, "must be the file of the encoder's weights", fix)
-        if self.module is not None:
-            return "torch"
-        assert self.weights is not None
         if self.weights.endswith(".onnx"):
             return "onnx"
         if self.tokenizer is not None:
             return "static"
-        message = "needs features.module (the network of these weights) or features.tokenizer"
+        message = "needs features.network or features.module (with these weights) or features.tokenizer"
         raise checks.error("features.weights", self.weights, message, "Only a .onnx file needs neither.")
 
     @functools.cached_property
@@ -143,23 +152,22 @@ class Encoder:
         if points.kind != "text" and self.tokenizer is not None:
             message, fix = f"must be null, because points are {points.kind}", "Texts need dataset=text."
             raise checks.error("features.tokenizer", self.tokenizer, message, fix)
-        kind = self.kind
+        kind, class_ = self.kind, type(self.module)
+        module = self.network if self.module is None else f"{class_.__module__}.{class_.__qualname__}"
         options: dict[str, Any] = {"batch_size": self.batch_size}
         if points.kind == "text":
             special_tokens = kind != "static" if self.special_tokens is None else self.special_tokens
             options |= {"max_length": self.max_length, "special_tokens": special_tokens, "pooling": self.pooling}
         if points.is_image:
-            mean, std = (None if v is None else list(map(float, v)) for v in (self.mean, self.std))
-            options |= {"size": self.size, "mean": mean, "std": std}
-        if self.headless:
-            options |= {"headless": True}
+            options |= {"size": self.size, "mean": self.mean, "std": self.std}
+        options |= {"headless": True} if self.headless else {}
         return EncoderCard(
             name=self.name,
             kind=kind,
             sha256=self.digests["weights"],
             file=self.files["weights"].name if "weights" in self.files else None,
             tokenizer_sha256=self.digests.get("tokenizer"),
-            module=None if self.module is None else f"{type(self.module).__module__}.{type(self.module).__qualname__}",
+            module=module,
             options=options,
             license=self.license,
             trained_on=self.trained_on,
@@ -170,13 +178,14 @@ class Encoder:
     @classmethod
     def from_card(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
         """Make the encoder that a card describes. ``files`` holds paths by "weights" and "tokenizer"."""
-        if card.kind not in ("onnx", "static"):
+        network = card.module if ":" in (card.module or "") else None
+        if network is None and card.kind not in ("onnx", "static"):
             fix = "Pass an Encoder(module=..., weights=...) of pate_torch.features.encoder."
             message = f"is the torch module {card.module or 'unknown'}, which cannot be loaded from files"
             raise checks.error("encoder", card.name, message, fix)
         if unknown := sorted(set(files) - {"weights", "tokenizer"}):
             raise checks.error("encoder", unknown[0], "must be weights or tokenizer")
-        return cls(name=card.name, **files, **card.options)  # type: ignore[arg-type]
+        return cls(name=card.name, network=network, **files, **card.options)  # type: ignore[arg-type]
 
     @staticmethod
     def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
@@ -270,10 +279,10 @@ class Encoder:
         if self.kind != "torch":
             make = encoding.make_static_runtime if self.kind == "static" else encoding.make_onnx_runtime
             return make(self.files["weights"])
-        module = copy.deepcopy(self.module)
+        module, head = (copy.deepcopy(self.module), ()) if self.network is None else backbones.build(self.network)
         assert module is not None
         if "weights" in self.files:
-            encoding.load_weights(module, self.files["weights"])
+            encoding.load_weights(module, self.files["weights"], head)
         return encoding.make_torch_runtime(remove_head(module) if self.headless else module, device)
 
     def _normalize(self, points: DataSpec, x_B: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,33 +48,33 @@ def make_torch_runtime(module: nn.Module, device: Device) -> Runtime:
     return run
 
 
-def load_weights(module: nn.Module, weights: Path) -> None:
-    """Load a safetensors file into a module. Raise ValueError if names or shapes differ from those of the module."""
-    if weights.suffix in {".pt", ".pth", ".bin", ".ckpt"}:
-        fix = (
-            'Convert the file once, without running its code: python -c "from pate_torch.features.encoding import '
-            f"convert; convert('{weights.name}', '{weights.stem}.safetensors')\"."
-        )
-        raise checks.error("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
-    tensors, expected = read_tensors(weights), module.state_dict()
-    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    common = expected.keys() & tensors.keys()
-    mismatched = sorted(name for name in common if expected[name].shape != tensors[name].shape)
-    fix = f"The tensors must be those of {type(module).__name__}."
-    problems = (("lacks the tensor", missing), ("has the unknown tensor", extra), ("has another shape of", mismatched))
-    for problem, names in problems:
+def load_weights(module: nn.Module, weights: Path, head: Collection[str] = ()) -> None:
+    """Load a file into a module, except the layers of its ``head``. Raise ValueError if names or shapes differ."""
+    state, old_names = module.state_dict(), r"^module[.]|(?<=norm|conv)[.](?=[12][.])"  # of DataParallel and DenseNet
+    items = _read_weights(weights).items()
+    tensors = {name if name in state else re.sub(old_names, "", name): value for name, value in items}
+    differences = {  # old files lack the counters of batch normalizations, which evaluation does not use
+        "lacks the tensor": {name for name in state.keys() - tensors.keys() if "num_batches_tracked" not in name},
+        "has the unknown tensor": {key for key in tensors.keys() - state.keys() if key.rpartition(".")[0] not in head},
+        "has another shape of": {name for name in state.keys() & tensors if state[name].shape != tensors[name].shape},
+    }
+    for problem, names in differences.items():
         if names:
-            others_text = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise checks.error("features.weights", str(weights), f"{problem} {names[0]}{others_text}", fix)
-    module.load_state_dict(tensors)
+            problem += f" {min(names)}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            fix = f"The tensors must be those of {type(module).__name__}."
+            raise checks.error("features.weights", str(weights), problem, fix)
+    state.update((name, tensors[name]) for name in state.keys() & tensors)  # keeps the versions of the layers
+    module.load_state_dict(state)
 
 
-def convert(pickle: Path | str, weights: Path | str) -> None:
-    """Convert the tensors of a pickle to safetensors, without running code of the pickle."""
-    tensors = torch.load(pickle, map_location="cpu", weights_only=True)
-    tensors = tensors.get("state_dict", tensors)
-    with atomic_replacement(Path(weights)) as temporary:
-        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, temporary)
+def _read_weights(weights: Path) -> dict[str, Tensor]:
+    if weights.suffix not in {".pt", ".pth", ".bin", ".ckpt"}:
+        return read_tensors(weights)
+    try:
+        tensors = torch.load(weights, map_location="cpu", weights_only=True)  # runs no code of the file
+        return {name: value.detach() for name, value in tensors.get("state_dict", tensors).items()}
+    except Exception as error:  # torch.load raises errors of pickle, zipfile and others
+        raise checks.error("features.weights", str(weights), "must be a state_dict() that torch.save wrote") from error
 
 
 def make_static_runtime(weights: Path) -> Runtime:

@@ -225,14 +225,15 @@ class EncoderCard:
                 checks.nonempty_string(f"features.{key}", getattr(self, key))
         if self.file is not None and (self.file in (".", "..") or set(self.file) & set("/\\\0")):
             raise checks.error("encoder.file", self.file, "must be the plain name of a file beside the student")
-        options = checks.mapping("encoder.options", self.options)
+        options = dict(checks.mapping("encoder.options", self.options))
         for key, value in options.items():
             checks.one_of("encoder option", key, ENCODER_OPTION_CHECKS)
             check = ENCODER_OPTION_CHECKS[key]
             if check is not None and value is not None:
                 check(f"encoder.options.{key}", value)
-            elif check is None:
-                [checks.number(f"encoder.options.{key}", number) for number in checks.collection(key, value or ())]
+            elif value is not None:
+                options[key] = tuple(checks.number(f"encoder.options.{key}", v) for v in checks.collection(key, value))
+        object.__setattr__(self, "options", options)
         size, batch = 1 if self.points is None else math.prod(self.points.input_shape), options.get("batch_size") or 1
         if batch * max(size, options.get("max_length") or 1, (options.get("size") or 1) ** 2) > MAX_BATCH_ELEMENTS:
             problem = f"makes batches of more than {MAX_BATCH_ELEMENTS} numbers"

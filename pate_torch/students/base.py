@@ -148,7 +148,7 @@ class Student:
             raise checks.error("points", type(points).__name__, problem, fix)
         if self.encoder is None:
             problem = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
-            fix = "Use load_student(..., encoder=Encoder(weights=...)), with Encoder of pate_torch.features.encoder."
+            fix = "Use load_student(..., encoder={'weights': <file>}), or an Encoder of pate_torch.features.encoder."
             raise checks.error("student", self.spec.name, problem, fix)
         if card.points.is_image:
             points = PointStream("points", points, PointForm(tuple(card.points.input_shape))).iterate_blocks()

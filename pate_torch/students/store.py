@@ -106,7 +106,7 @@ def load_student(
         if card is None:
             raise checks.error("encoder", sorted(encoder), "must be None, because the student applies no encoder")
         encoder = Encoder.from_card(card, {key: str(path) for key, path in encoder.items()})
-    elif encoder is None and card is not None and card.kind in ("onnx", "static") and folder.is_dir():
+    elif encoder is None and card and folder.is_dir() and (card.kind in ("onnx", "static") or ":" in str(card.module)):
         encoder = Encoder.from_card(card, Encoder.locate_files(card, folder))
     return student if encoder is None else student.with_encoder(encoder)
 

@@ -167,13 +167,6 @@ def flush_denormals() -> Iterator[None]:
         torch.set_flush_denormal(was_flushing)
 
 
-def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
-    """Make the recipe's optimizer, whose method ``step(rate)`` updates the parameters in place."""
-    if recipe.optimizer == "sgd":
-        return Sgd(params, recipe.momentum, recipe.weight_decay)
-    return Adam(params, recipe.weight_decay)
-
-
 def _compute_losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
     flat = logits_kBC.flatten(0, 1)
     flat = flat.float() if flat.dtype == torch.bfloat16 else flat
@@ -196,7 +189,9 @@ def train_params(
     teacher without records are zero, so that it votes for one class. ``report_share`` is called at each curve point.
     """
     leaves = list(params.values())
-    optimizer = make_optimizer(leaves, recipe)
+    optimizer: Adam | Sgd = Adam(leaves, recipe.weight_decay)
+    if recipe.optimizer == "sgd":
+        optimizer = Sgd(leaves, recipe.momentum, recipe.weight_decay)
     num_points = min(CURVE_POINTS, recipe.steps)
     sums = torch.zeros(3, num_points, len(chunk), device=device)
     with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,19 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sklearn.base import clone, is_classifier
-from torch import Tensor, nn
+from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.core.rng import seeded_generators
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import independence, voting
-from pate_torch.teachers.engine import Chunk, iterate_batches, make_optimizer
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.network import Network, to_network
 
 Member = Callable[[Tensor], Tensor]
 """PRIVATE. Fitted teacher: a function from raw points [Q, ...] to classes, int64 [Q]."""
@@ -108,56 +106,52 @@ def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, 
     return _fit_member(fit, seed, x, y, teacher, [])(points)
 
 
-def _fit_all(
-    fit: Fit, private: PrivateRecords, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
-) -> Panel:
-    """PRIVATE. Fit a teacher to each shard; ``teacher_type`` names the teachers in an error message."""
-    has_several = shards.num_teachers > 1
-    # The work is pickled before the training, so that an error comes at once.
-    work = independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if has_several else b""
-    members, errors = list[Member](), list[Exception]()
-    for teacher in range(shards.num_teachers):
-        own_rows = shards.get_indices(teacher)
-        members.append(_fit_member(fit, seed, private.x[own_rows], private.y[own_rows], teacher, errors))
-        progress(teacher + 1, shards.num_teachers)
-    if errors and len(errors) == shards.num_teachers:
-        raise ValueError(f"teacher: no {teacher_type} could be fitted: {type(errors[0]).__name__}") from errors[0]
-    panel = Panel(tuple(members), spec, len(errors))
-    if has_several:
-        teacher = independence.draw_candidate(range(1, shards.num_teachers))
-        own_rows = shards.get_indices(teacher)
-        panel.retraining_check = work, private.x[own_rows], private.y[own_rows], teacher
-    return panel
-
-
-def fit_estimators(
-    estimator: Any,
+def fit_panel(
+    teacher: Any,
     private: PrivateRecords,
     spec: DataSpec,
     shards: Shards,
     *,
     seed: int,
+    device: torch.device | str = "cpu",
     progress: Progress = do_nothing,
 ) -> Panel:
-    """PRIVATE. Fit a copy of a scikit-learn classifier to the normalized, flattened records of each shard.
+    """PRIVATE. Train a teacher, of a kind that ``check_learner`` knows, on each shard.
 
-    If a shard has one class, its teacher votes for this class. If a shard has no records, or its teacher cannot be
-    fitted, the teacher votes for class 0. Errors and warnings would reveal the shard, so they are not shown. Every
+    If a shard has no records, or its teacher cannot be fitted, the teacher votes for class 0. If a shard has one class,
+    a classifier votes for this class. Errors and warnings would reveal the shard, so they are not shown. Every
     ``random_state`` that is None is set for each teacher.
 
     Raises:
-        ValueError: ``estimator`` is no classifier, or no teacher can be fitted.
+        ValueError: ``teacher`` cannot be used (``check_learner``), or no teacher can be fitted.
     """
-    if not is_classifier(estimator):
-        raise checks.error("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
-    fit = functools.partial(_fit_estimator, estimator, spec, seed)
-    return _fit_all(fit, private, spec, shards, seed, progress, type(estimator).__name__)
+    teacher = check_learner("teacher", teacher, spec)
+    fit: Fit = functools.partial(_fit_estimator, teacher, spec, seed)
+    if isinstance(teacher, Network):
+        fit = functools.partial(_fit_network, teacher, spec, seed, torch.device(device))
+    has_several = shards.num_teachers > 1
+    # The work is pickled before the training, so that an error comes at once.
+    work = independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if has_several else b""
+    members, errors = list[Member](), list[Exception]()
+    for number in range(shards.num_teachers):
+        own_rows = shards.get_indices(number)
+        members.append(_fit_member(fit, seed, private.x[own_rows], private.y[own_rows], number, errors))
+        progress(number + 1, shards.num_teachers)
+    if errors and len(errors) == shards.num_teachers:
+        problem = f"teacher: no {type(teacher).__name__} could be fitted: {type(errors[0]).__name__}"
+        raise ValueError(problem) from errors[0]
+    panel = Panel(tuple(members), spec, len(errors))
+    if has_several:
+        number = independence.draw_candidate(range(1, shards.num_teachers))
+        own_rows = shards.get_indices(number)
+        panel.retraining_check = work, private.x[own_rows], private.y[own_rows], number
+    return panel
 
 
 def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tensor, teacher: int) -> Member:
     if len(torch.unique(y)) < 2:
         return _make_constant(int(y[0]))
-    classifier = copy.deepcopy(clone(estimator))  # some estimators are their own clone
+    classifier = copy_estimator(estimator)
     states = {
         key: rng.derive_seed(seed, "teacher", teacher, key) % 2**32
         for key, value in classifier.get_params(deep=True).items()
@@ -165,118 +159,82 @@ def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tens
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        classifier.set_params(**states).fit(spec.normalize(x).flatten(1).numpy(), y.numpy())
+        classifier.set_params(**states).fit(convert_points(estimator, spec, x), y.numpy())
 
     def predict(points: Tensor) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                label_Q = np.asarray(classifier.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
-                return torch.from_numpy(label_Q).view(len(points))
+                label_Q = classifier.predict(convert_points(estimator, spec, points))
+                return torch.from_numpy(np.asarray(label_Q).astype(np.int64)).view(len(points))
             except Exception:  # for instance, n_neighbors is larger than the number of records in the shard
                 return torch.full((len(points),), FALLBACK_CLASS)
 
     return predict
 
 
-def fit_modules(
-    factory: Callable[[], nn.Module],
-    private: PrivateRecords,
-    spec: DataSpec,
-    shards: Shards,
-    recipe: TeacherRecipe,
-    *,
-    seed: int,
-    device: torch.device | str = "cpu",
-    progress: Progress = do_nothing,
-) -> Panel:
-    """PRIVATE. Train a network that the user brings on each shard. The recipe's own network is not used.
+def is_skorch(estimator: Any) -> bool:
+    """Return whether an estimator is a network of skorch. If skorch has not been imported, it is not imported here."""
+    skorch = sys.modules.get("skorch")
+    return skorch is not None and isinstance(estimator, skorch.NeuralNet)
 
-    The teacher of a shard without records votes for class 0, and so do logits that are not finite. ``factory`` makes a
-    new network, from normalized points [B, ...] to logits [B, C], with random numbers from the teacher's stream.
 
-    Raises:
-        ValueError: The logits have another shape, or networks share parameters.
+def copy_estimator(estimator: Any) -> Any:
+    """Copy an estimator, not fitted. Networks of skorch in the copy split off no validation records and print nothing.
+
+    A small shard has too few records for a split, and the prints would show losses on private records.
     """
-    check_factory("teacher", factory, spec)
-    fit = functools.partial(_fit_module_member, factory, spec, recipe, seed, torch.device(device))
-    return _fit_all(fit, private, spec, shards, seed, progress, "network")
+    estimator = copy.deepcopy(clone(estimator))  # some estimators are their own clone
+    parts = {"": estimator, **{f"{name}__": value for name, value in estimator.get_params(deep=True).items()}}
+    for prefix in [prefix for prefix, part in parts.items() if is_skorch(part)]:
+        estimator.set_params(**{f"{prefix}train_split": None, f"{prefix}verbose": 0})
+    return estimator
 
 
-def _fit_module_member(
-    factory: Callable[[], nn.Module],
-    spec: DataSpec,
-    recipe: TeacherRecipe,
-    seed: int,
-    device: torch.device,
-    x: Tensor,
-    y: Tensor,
-    teacher: int,
+def convert_points(estimator: Any, spec: DataSpec, x: Tensor) -> np.ndarray:
+    """Normalize points [N, ...] for an estimator, float32: in their own shape for a network of skorch, else as rows."""
+    z = spec.normalize(x)
+    return (z if is_skorch(estimator) else z.flatten(1)).numpy()
+
+
+def check_learner(key: str, choice: Any, spec: DataSpec) -> Any:
+    """Return a ``Network`` for a network, class or function, or else the scikit-learn classifier ``choice``.
+
+    Raise ValueError if ``choice``, which was passed as ``key``, is neither, or if a network cannot learn blank points.
+    """
+    if network := to_network(choice):
+        network.check(key, spec)
+        return network
+    name = type(choice).__name__
+    if not hasattr(choice, "get_params") or not is_classifier(choice):
+        kinds = "a classifier of scikit-learn, a Network, or a function that returns a torch.nn.Module"
+        raise checks.error(key, name, f"must be an object of pate_torch, {kinds}")
+    if not is_skorch(choice):
+        return choice
+    x_CD, label_C = np.zeros((spec.num_classes, *spec.input_shape), dtype=np.float32), np.arange(spec.num_classes)
+    with seeded_generators(0, "blank points"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            probability_CC = copy_estimator(choice).set_params(max_epochs=1).fit(x_CD, label_C).predict_proba(x_CD)
+            if probability_CC.min() < 0 or not np.allclose(probability_CC @ np.ones(len(x_CD)), 1, atol=1e-3):
+                raise ValueError("no probabilities; a module of logits needs criterion=torch.nn.CrossEntropyLoss")
+        except Exception as error:
+            problem = f"must learn probabilities of {len(x_CD)} classes from blank points without a validation split"
+            raise checks.error(key, name, f"{problem} ({type(error).__name__}: {error})") from error
+    return choice
+
+
+def _fit_network(
+    network: Network, spec: DataSpec, seed: int, device: torch.device, x: Tensor, y: Tensor, teacher: int
 ) -> Member:
-    module = fit_module(factory, x, y, spec, recipe, teacher, seed=seed, device=device)
+    module = network.fit(x, y, spec, seed=seed, device=device, teacher=teacher)
 
     @torch.no_grad()
     def predict(points: Tensor) -> Tensor:
         parts = [torch.zeros(0, dtype=torch.int64)]
         for part in points.split(512):
-            logits = module(spec.normalize(part.to(device), recipe.torch_dtype))
+            logits = module(spec.normalize(part.to(device)))
             parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), FALLBACK_CLASS).cpu())
         return torch.cat(parts)
 
     return predict
-
-
-def fit_module(
-    factory: Callable[[], nn.Module],
-    x: Tensor,
-    y: Tensor,
-    spec: DataSpec,
-    recipe: TeacherRecipe,
-    teacher: int,
-    *,
-    seed: int,
-    device: torch.device,
-) -> nn.Module:
-    """Train a network on the points ``x`` and labels ``y`` of one shard, and return it in evaluation mode."""
-    with deterministic_mode(device), seeded_generators(seed, "teacher", teacher, "module"):
-        module = copy.deepcopy(factory()).to(device, recipe.torch_dtype).train()
-        params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        optimizer, chunk = make_optimizer(params, recipe), Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
-        for step, (x_B, y_B) in enumerate(iterate_batches(chunk, spec, recipe, seed, device)):
-            F.cross_entropy(module(x_B[:, 0]), y_B[0], label_smoothing=recipe.label_smoothing).backward()
-            for parameter in params:
-                if parameter.grad is None:  # the logits do not depend on this parameter
-                    parameter.grad = torch.zeros_like(parameter)
-            with torch.no_grad():
-                optimizer.step(recipe.compute_learning_rate(step))
-            for parameter in params:
-                parameter.grad = None
-    return module.eval()
-
-
-def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) -> None:
-    """Raise ValueError unless each call of the factory makes a new network from points to logits.
-
-    ``key`` is the setting of the factory, for the message.
-    """
-    with seeded_generators(0, "factory"), torch.no_grad():
-        module, other_module = factory(), factory()
-        name = type(module).__name__
-        if not isinstance(module, nn.Module) or not isinstance(other_module, nn.Module):
-            raise checks.error(key, name, "must be a function that returns a torch.nn.Module")
-        if module is other_module or _collect_storages(module) & _collect_storages(other_module):
-            problem = "makes networks that share parameters or buffers, so all teachers would train the same network"
-            fix = "Make every layer inside the function, or use copy.deepcopy(...) of an outside layer."
-            raise checks.error(key, name, problem, fix)
-        try:
-            module = copy.deepcopy(module)
-        except Exception as error:
-            raise checks.error(key, name, f"makes a network that copy.deepcopy cannot copy ({error})") from error
-        logits = module.eval()(torch.zeros(2, *spec.input_shape))
-    if tuple(logits.shape) != (2, spec.num_classes):
-        raise checks.error(key, tuple(logits.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
-
-
-def _collect_storages(module: nn.Module) -> set[int]:
-    tensors = [t for t in (*module.parameters(), *module.buffers()) if not nn.parameter.is_lazy(t)]
-    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}

@@ -21,8 +21,9 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
+from torchvision.transforms import v2
 
-from pate_torch import PATEClassifier, load_student
+from pate_torch import Network, PATEClassifier, load_student
 from pate_torch.api import pate
 from pate_torch.api.inputs import encode_labels
 from pate_torch.api.released import ReleasedClassifier
@@ -306,7 +307,9 @@ REFUSED = {
     "width": ({}, {"public": PUBLIC[:, :1]}, "public"),
     "columns": ({}, {"X": pd.DataFrame(X), "public": pd.DataFrame(PUBLIC)[[0]]}, "lacks the columns 1"),
     "teacher": ({"method": "gradients", "teacher": LogisticRegression()}, {}, "teacher"),
-    "student": ({"student": torch.nn.Linear(2, 3)}, {}, "student.*Pass lambda"),
+    "student": ({"student": torch.nn.Linear(2, 3)}, {}, "student.*Pass the class, or lambda"),
+    "width of a student": ({"student": lambda: torch.nn.Linear(2, 4)}, {}, r"student=\(2, 4\)"),
+    "what is no student": ({"student": 3}, {}, "student='int'.*a Network"),
     "student of DP-SGD": ({"method": "dpsgd", "student": LogisticRegression()}, {}, "student.*dpsgd"),
     "weights": ({"class_weight": {7: 2.0}}, {}, "class_weight=.*no class"),
     "weights of DP-SGD": ({"method": "dpsgd", "class_weight": "balanced"}, {}, "class_weight='balanced'.*dpsgd"),
@@ -345,7 +348,7 @@ def spy_on_records(monkeypatch) -> tuple[list, list]:
         (GradientMethod, "build_sensitive", 1),
         (LabelingMethod, "first_answers", 1),
         (teacher_votes, "train", 0),
-        (pate, "fit_estimators", 1),
+        (pate, "fit_panel", 1),
     ]:
         spy(monkeypatch, holder, name, lambda *args, place=place, **options: used.append(to_rows(args[place])))
     return used, spy(monkeypatch, private_test, "count_predictions", lambda _, records, *rest: to_rows(records))
@@ -484,14 +487,19 @@ def test_a_method_learns_the_clouds(method, fitted):
     check_probabilities(fitted(method))
 
 
+def make_sgd(params):
+    return torch.optim.SGD(params, lr=0.5, momentum=0.5)
+
+
 @pytest.mark.parametrize(
     "epsilon,settings",
     [
         (40.0, {"method": "teachers", "num_records_about": None}),  # a few dozen teachers need much
         (6.0, {"student": LogisticRegression()}),
         (6.0, {"student": lambda: torch.nn.Linear(2, 3)}),
+        (6.0, {"student": Network(lambda: torch.nn.Linear(2, 3), steps=100, optimizer=make_sgd)}),
     ],
-    ids=["teachers", "sklearn student", "module student"],
+    ids=["teachers", "sklearn student", "module student", "network student"],
 )
 def test_teachers_and_students_of_ones_own_learn_the_clouds(epsilon, settings, make):
     as_tensors = [torch.from_numpy(array) for array in (X, Y, PUBLIC)]
@@ -565,7 +573,32 @@ def test_a_neighbor_changes_nothing_but_the_noisy_answers(adjacency, make_clinic
     assert facts[0] == facts[1]
 
 
-def test_images(make):
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 2)
+
+    def forward(self, x):
+        assert tuple(x.shape[1:]) == (1, 8, 8) and x.dtype == torch.float32
+        return self.layer(x.flatten(1))
+
+
+def make_skorch_net():
+    from skorch import NeuralNetClassifier  # with the extra ``dev``
+
+    return NeuralNetClassifier(Halves, criterion=torch.nn.CrossEntropyLoss, max_epochs=20, lr=0.1, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    "make_teacher,make_student",
+    [
+        (LogisticRegression, LogisticRegression),
+        (lambda: Network(Halves, steps=40), lambda: Network(Halves, steps=40, transform=v2.RandomVerticalFlip())),
+        (make_skorch_net, make_skorch_net),
+    ],
+    ids=["sklearn", "networks", "skorch"],
+)
+def test_images(make, make_teacher, make_student):
     draw = torch.Generator().manual_seed(0)
 
     def shades(count):
@@ -575,8 +608,9 @@ def test_images(make):
 
     (x, y), (public, _), (test, truth) = shades(400), shades(60), shades(50)
     clf = make(8.0, classes=[0, 1], num_records_about=400, num_teachers=20, num_queries=20)
-    clf.set_params(teacher=LogisticRegression(), student=LogisticRegression())
+    clf.set_params(teacher=make_teacher(), student=make_student())
     assert clf.fit(x, y, public=public).score(test, truth) > 0.9
+    assert np.allclose(clf.predict_proba(test).sum(1), 1, atol=1e-5)
     with pytest.raises(ValueError, match="X="):
         clf.predict(test[:, :, :4])
 

@@ -131,7 +131,6 @@ def test_a_constant_column_becomes_zero_whatever_a_record_holds(value, gap):
                         std=tuple(transform.std), low=tuple(low), high=tuple(high))  # fmt: skip
         odd = transform(np.array([[v, 0.5] for v in (0, 1, 1e30, -7.5, np.nan)])) if points is public else pool
         assert spec.normalize(torch.cat([pool, odd]))[:, 0].abs().max() < 1e-6
-        assert np.abs(transform.normalize(odd)[:, 0]).max() < 1e-6
 
 
 def test_networks_are_trained_on_clipped_records():
@@ -146,7 +145,7 @@ def test_networks_are_trained_on_clipped_records():
 def test_declared_categories_that_no_public_point_shows_are_kept():
     transform = make_transform(pd.DataFrame({"ward": ["a", "a"]}), {"ward": ["a", "b"]})
     rows = transform(pd.DataFrame({"ward": ["a", "b", "c"]}))
-    assert transform.normalize(rows).tolist() == [[1, 0], [0, 1], [0, 0]]
+    assert make_spec(transform).normalize(rows).tolist() == [[1, 0], [0, 1], [0, 0]]
 
 
 def test_a_range_that_contradicts_itself_is_refused():

@@ -12,9 +12,11 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
+from torchvision.transforms import v2
 
-from pate_torch import PATE, load_student
+from pate_torch import PATE, Network, load_student
 from pate_torch.accounting import gdp
+from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
@@ -28,7 +30,7 @@ from tests.worlds import clouds
 
 DELTA = 1e-4
 RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05)
-MODULE_RECIPE = TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05)
+TRAINING = {"steps": 25, "batch_size": 8, "optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
 X, Y = clouds(200, 0)
 POOL, POOL_Y = clouds(80, 1)
 TEST, TEST_Y = clouds(100, 2)
@@ -53,7 +55,7 @@ def price(questions, sigma=2.5):
     return pytest.approx(gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, DELTA), abs=1e-9)
 
 
-class Network(nn.Module):
+class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -64,12 +66,12 @@ class Network(nn.Module):
 
 @pytest.mark.parametrize(
     "teacher",
-    [RECIPE, LogisticRegression(), DecisionTreeClassifier(), Network],
+    [RECIPE, LogisticRegression(), DecisionTreeClassifier(), Network(Net, **TRAINING)],
     ids=["recipe", "sklearn", "tree", "module"],
 )
 def test_from_tensors_to_a_reported_student(make, teacher):
     # Trees disagree: more noise would outvote them.
-    pate = make(teacher=teacher, mechanism=GNMax(sigma=1.5), budget_epsilon=60.0, recipe=MODULE_RECIPE)
+    pate = make(teacher=teacher, mechanism=GNMax(sigma=1.5), budget_epsilon=60.0)
     assert pate.epsilon == 0
     release = pate.fit_teachers(X, Y).label(POOL, num_queries=40)
     assert pate.epsilon == price(40, 1.5)
@@ -175,7 +177,6 @@ def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
         ({"allow_duplicate_account": "yes"}, "allow_duplicate_account"),
         ({"allow_uninformative_labels": "yes"}, "allow_uninformative_labels"),
         ({"std": [1.0, 1.0]}, r"std.*together with mean"),
-        ({"teacher": Network()}, "new network"),
     ],
     ids=str,
 )
@@ -192,8 +193,10 @@ def test_the_stages_have_an_order_and_bad_arguments_are_named(make):
     for early in (pate.fit_student, pate.report, lambda: pate.membership(TEST, TEST_Y), lambda: pate.folder):
         with pytest.raises(ValueError, match="label"):
             early()
-    with pytest.raises(ValueError, match="teacher="):
+    with pytest.raises(ValueError, match="teacher='int'"):
         make(teacher=3).fit_teachers(X, Y)
+    with pytest.raises(ValueError, match=r"teacher='Net'.*Pass the class, or lambda: Net"):
+        make(teacher=Net()).fit_teachers(X, Y)
     with pytest.raises(ValueError, match=r"0\.\.1"):
         make(classes=2).fit_teachers(X, Y + 2)
     with pytest.raises(ValueError, match="x='DataFrame': must be an array"):
@@ -213,15 +216,42 @@ def test_the_stages_have_an_order_and_bad_arguments_are_named(make):
 
 
 def test_bad_students_and_measurements_are_named(finished):
-    for algorithm in ("fixmach", LogisticRegression(), nn.Linear(2, 3)):
+    for algorithm in ("fixmach", LogisticRegression()):
         with pytest.raises(ValueError, match=r"algorithm=.*must be one of"):
             finished.fit_student(algorithm)
-    with pytest.raises(ValueError, match="options"):
+    with pytest.raises(ValueError, match=r"algorithm='Linear'.*Pass the class, or lambda"):
+        finished.fit_student(nn.Linear(2, 3))
+    with pytest.raises(ValueError, match=r"options=\['steps'\].*Pass Supervised\(steps=\.\.\.\) as the algorithm"):
         finished.fit_student(Supervised(network="mlp"), steps=3)
+    with pytest.raises(ValueError, match=r"optimizer='str': must make a torch.optim.Optimizer"):
+        finished.fit_student(Net, optimizer="adam")
     with pytest.raises(ValueError, match="test_x"):
         finished.report(TEST)
     with pytest.raises(ValueError, match=r"method=.*recipe's teachers"):
         finished.label(POOL, method="teachers_transductive")
+
+
+def test_a_network_learns_the_labels_and_stays_out_of_the_release(finished):
+    first = finished.fit_student("supervised", steps=2)
+    files = {file: file.read_bytes() for file in finished.folder.iterdir()}
+    charged = finished.epsilon
+    rotate = v2.Lambda(lambda point: point + 0.1 * torch.randn(2))
+    student = finished.fit_student(Net, steps=60, optimizer=lambda p: torch.optim.AdamW(p, lr=0.02), transform=rotate)
+    assert float((student.predict(TEST) == TEST_Y).float().mean()) > 0.8 and isinstance(student.module, Net)
+    assert {file: file.read_bytes() for file in finished.folder.iterdir()} == files and finished.epsilon == charged
+    assert torch.equal(load_student(finished.folder).predict(TEST), first.predict(TEST))
+    again = finished.fit_student(Network(Net, steps=3), transform=rotate)
+    assert torch.equal(
+        again.compute_logits(TEST), finished.fit_student(Net, steps=3, transform=rotate).compute_logits(TEST)
+    )
+
+
+def test_a_network_without_labels_is_refused(make):
+    mechanism = ConfidentGNMax(sigma=2.5, screen_sigma=2.5, threshold=23.0)  # no question passes with this noise
+    pate = make(teacher=LogisticRegression(), mechanism=mechanism, insecure_noise_seed=0)
+    assert not pate.fit_teachers(X, Y).label(POOL, num_queries=3).answered_Q.any()
+    with pytest.raises(ValueError, match="no public point has a released label"):
+        pate.fit_student(Net)
 
 
 def test_units_adjacency_and_constants_reach_the_account(make):

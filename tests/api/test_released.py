@@ -21,6 +21,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
+from torch.utils.data import TensorDataset
 
 from pate_torch import PATE, ReleasedClassifier, load_student, networks
 from pate_torch.mechanisms.gaussian import GNMax
@@ -161,8 +162,10 @@ def test_networks_images_and_sparse_rows(tmp_path):
     x = np.random.default_rng(0).integers(0, 255, (5, 1, 8, 8), np.uint8)
     expected = load_student(tmp_path / "images").compute_probabilities(x).numpy()
     np.testing.assert_array_equal(images.predict_proba(x), expected.astype(np.float64))
-    with pytest.raises(ValueError, match="X='float64"):
-        images.predict(x / 255)
+    for same in (x / 255, x[:, 0], TensorDataset(torch.from_numpy(x))):
+        np.testing.assert_array_equal(images.predict_proba(same), expected.astype(np.float64))
+    with pytest.raises(ValueError, match=r"float64 from 0 to .*must be whole numbers"):
+        images.predict(x * 1.0)
     table = ReleasedClassifier.load(save(make_student(FILLED, "mlp"), tmp_path / "table"))
     student = load_student(tmp_path / "table")
     np.testing.assert_array_equal(table.predict_proba(FRAME), student.compute_probabilities(FRAME).double())

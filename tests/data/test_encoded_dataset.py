@@ -379,7 +379,7 @@ def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_
         load_student(plan.folder, encoder={"weights": eye.weights})
     student = load_student(plan.folder, encoder=eye)
     assert student.predict_names(x[260:].numpy()) == student.predict_names(eye.encode(x[260:], images.load().spec))
-    with pytest.raises(ValueError, match=r"points=\(2, 3, 8, 8\): must be images of shape"):
+    with pytest.raises(ValueError, match=r"points='uint8 \[2, 3, 8, 8\]': must be images of shape \['N', 1, 8, 8\]"):
         student.predict(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
 
     rows = pd.DataFrame({"size": np.arange(400.0), "kind": ["a", "b"] * 200, "label": ["no", "yes"] * 200})

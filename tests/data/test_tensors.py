@@ -34,7 +34,7 @@ def test_tensors_pass_through_with_the_pools_statistics():
     [
         ({"x": torch.full((20, 4), float("nan"))}, "label in 0..2 and a finite point"),
         ({"pool_x": torch.full((20, 4), float("nan"))}, "pool_x.*must be finite"),
-        ({"x": torch.zeros(20, 1, 8, 8)}, "uint8 images"),
+        ({"x": torch.zeros(20, 1, 8, 8)}, r"pool_x.*must have points like x, \(1, 8, 8\) torch.uint8"),
         ({"pool_x": torch.zeros(5, 3)}, "pool_x"),
         ({"test_x": torch.zeros(0, 4), "test_y": torch.zeros(0).long()}, "test_x.*at least one"),
         ({"y": torch.arange(20) + 3}, "label in 0..2"),

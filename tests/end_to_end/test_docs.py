@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+import torchvision
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -163,7 +164,15 @@ def demo_vectors(file: Path) -> None:
     file.with_name("ids.txt").write_text("".join(f"r{i}\n" for i in order))
 
 
-MAKERS = {maker.__name__: maker for maker in (demo_table, demo_votes, demo_mails, demo_table_of_tokens, demo_vectors)}
+def demo_resnet18(file: Path) -> None:
+    """Random weights of a ResNet."""
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), file)
+
+
+MAKERS = {
+    maker.__name__: maker
+    for maker in (demo_table, demo_votes, demo_mails, demo_table_of_tokens, demo_resnet18, demo_vectors)
+}
 
 
 def furnish(page: Path, folder: Path) -> Path:

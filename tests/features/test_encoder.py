@@ -160,7 +160,7 @@ def test_options_of_a_student_file_are_checked(tmp_path, options, named):
         ({"weights": "none.onnx"}, r"features\.weights='none\.onnx'"),
         ({"weights": "nowhere:x.onnx"}, r"package nowhere is not installed"),
         ({"weights": "tests:x.onnx"}, r"package tests has no file x\.onnx"),
-        ({"weights": "a.safetensors"}, r"needs features\.module.*or features\.tokenizer"),
+        ({"weights": "a.safetensors"}, r"needs features\.network or features\.module.*or features\.tokenizer"),
         ({"module": nn.Identity(), "tokenizer": worlds.WORDS}, r"features\.tokenizer=.*points are rows"),
         ({"module": nn.Linear(5, 2)}, r"features\.name='e': cannot take rows of shape \(4,\) \(.*\)"),
         ({"module": nn.Identity(), "batch_size": 0}, r"features\.batch_size=0"),

@@ -63,24 +63,27 @@ class Dangerous:
         return (open, (str(self.mark), "w"))
 
 
-def test_a_pickle_is_refused_until_it_is_converted_without_running_it(tmp_path):
-    network, file, weights = worlds.Eye(), tmp_path / "eye.pth", tmp_path / "eye.safetensors"
+def test_a_pickle_is_read_without_running_it(tmp_path):
+    network, file = worlds.Eye(), tmp_path / "eye.pth"
     torch.save({"state_dict": network.state_dict()}, file)
-    with pytest.raises(ValueError, match=r"is a pickle.*convert\('eye\.pth', 'eye\.safetensors'\)"):
+    encoder, x = Encoder(name="eye", module=worlds.Eye(), weights=str(file)), worlds.points(IMAGES, 3)
+    assert torch.equal(encoder.encode(x, IMAGES), Encoder(name="eye", module=network).encode(x, IMAGES))
+    for content in (pickle.dumps(Dangerous(tmp_path / "ran")), b"nothing"):
+        file.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"features\.weights='.*eye\.pth': must be a state_dict\(\) that torch\.save"
+        ):
+            Encoder(name="eye", module=worlds.Eye(), weights=str(file)).make_runner(IMAGES)
+    torch.save(network, file)
+    with pytest.raises(ValueError, match=r"must be a state_dict\(\)"):
         Encoder(name="eye", module=worlds.Eye(), weights=str(file)).make_runner(IMAGES)
-    encoding.convert(file, weights)
-    assert all(torch.equal(value, network.state_dict()[name]) for name, value in load_file(weights).items())
-    Encoder(name="eye", module=worlds.Eye(), weights=str(weights)).make_runner(IMAGES)
-    file.write_bytes(pickle.dumps(Dangerous(tmp_path / "ran")))
-    with pytest.raises(Exception, match=r"weights_only|Weights only"):
-        encoding.convert(file, weights)
     assert not (tmp_path / "ran").exists()
 
 
 def test_the_limit_drops_the_features_that_were_not_used_for_longest(tmp_path):
     def ask(name, max_bytes=1000, notify=lambda _: None):
         limits = {"max_bytes": max_bytes, "notify": notify}
-        encoding.load_or_encode(tmp_path, name, {}, torch.zeros(1), lambda: torch.ones(100), **limits)  # 480 bytes
+        encoding.load_or_encode(tmp_path, name, {}, str, lambda: torch.ones(100), **limits)  # 480 bytes
         return {file.name.split("-")[0] for file in (tmp_path / "features").glob("*.safetensors")}
 
     for age, name in enumerate(("first", "second")):

@@ -33,7 +33,7 @@ from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.students.training import Supervised
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.network import Network
 from tests.privacy import neighbor_harness as harness
 from tests.privacy.neighbor_cases import Tally
 from tests.privacy.neighbor_choices import Spelling
@@ -94,8 +94,8 @@ TEACHERS_BY_METHOD: dict[str, Any] = {
     "dpsgd": None,
     "estimator": LogisticRegression(C=1e-2, max_iter=5),
     "drawing": Drawing(),
-    "network": network,
-    "backbone": of_a_copy,
+    "network": Network(network, steps=2, batch_size=8),
+    "backbone": Network(of_a_copy, steps=2, batch_size=8),
 }
 
 # ---- records -------------------------------------------------------------------------------------------------------
@@ -299,13 +299,8 @@ class Calls:
             "gradients": {"teacher": GradientMethod(size=RECORDS, mechanism=descent)},
             "dpsgd": {"teacher": DPSGD(network="logistic")},  # labels no points: refused
         }.get(self.case["method"], trained)
-        options |= {"recipe": TeacherRecipe(network="logistic", steps=2, batch_size=8)}
+        options |= {"unit": "record" if unit_ids is None else "group:person", "partition": partition}
         options |= {"mean": [0.0] * width, "std": [1.0] * width}
-        options |= {
-            "unit": "record" if unit_ids is None else "group:person",
-            "partition": partition,
-            "std": [1.0] * width,
-        }
         options |= {"budget_epsilon": 1e4, "verbose": True, "allow_uninformative_labels": True, "home": self.root}
         pate = PATE("toy", classes=CLASSES, delta=1e-4, **options)
         y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])

@@ -18,6 +18,7 @@ from pate_torch.features.encoder import Encoder
 from pate_torch.privacy import partition, unit_ids
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.teachers import panel, store
+from pate_torch.teachers.network import Network
 from pate_torch.teachers.store import TeacherStore
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls
@@ -150,10 +151,10 @@ def test_retraining_refuses_teachers_that_draw_from_one_generator(monkeypatch):
 
 def test_teachers_that_share_a_backbone_are_refused_and_found(monkeypatch):
     shared = {"door": "PATE", "method": "backbone", "ids": "strings"}
-    monkeypatch.setitem(calls.TEACHERS_BY_METHOD, "backbone", calls.of_the_same)
+    monkeypatch.setitem(calls.TEACHERS_BY_METHOD, "backbone", Network(calls.of_the_same, steps=2, batch_size=8))
     assert not calls.attempt(case(**shared), tally := Tally()) and "share parameters" in str(tally.reasons)
     no_retraining(monkeypatch)
-    monkeypatch.setattr(panel, "check_factory", lambda *_: None)
+    monkeypatch.setattr(Network, "check", lambda *_: None)
     monkeypatch.setattr(panel.copy, "deepcopy", lambda module: module)
     assert faults("where it says", **shared)
 

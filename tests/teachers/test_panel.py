@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import random
 import re
 import threading
@@ -21,14 +22,14 @@ from torch import nn
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import panel
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.network import Network
 from tests.worlds import clouds
 
 N, K, C = 240, 8, 3
 SPEC = DataSpec(
     name="clouds", num_classes=C, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,) * 2, std=(2.0,) * 2
 )
-RECIPE = TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05)
+TRAINING = {"steps": 25, "batch_size": 8, "optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
 
 
 def private(x, y, ids=None):
@@ -39,7 +40,7 @@ DATA = private(*clouds(N))
 SHARDS = ReplaceOne().make_shards(DATA, K, 0)
 
 
-class Network(nn.Module):
+class Net(nn.Module):
     """With dropout and batch statistics, which the stacked teachers cannot have."""
 
     def __init__(self):
@@ -53,9 +54,8 @@ class Network(nn.Module):
 
 def fit(teacher, data=DATA, shards=SHARDS, seed=0):
     """The ensemble of an estimator, or of the modules that a function makes."""
-    if hasattr(teacher, "fit"):
-        return panel.fit_estimators(teacher, data, SPEC, shards, seed=seed)
-    return panel.fit_modules(teacher, data, SPEC, shards, RECIPE, seed=seed)
+    teacher = teacher if hasattr(teacher, "get_params") else Network(teacher, **TRAINING)
+    return panel.fit_panel(teacher, data, SPEC, shards, seed=seed)
 
 
 TEACHERS = [
@@ -63,7 +63,7 @@ TEACHERS = [
     RandomForestClassifier(n_estimators=3, max_features=1),  # draws
     make_pipeline(StandardScaler(), RandomForestClassifier(n_estimators=2, max_features=1)),  # draws, one level down
     KNeighborsClassifier(n_neighbors=3),
-    Network,
+    Net,
 ]
 IDS = ["logistic", "forest", "pipeline", "neighbors", "network"]
 
@@ -82,7 +82,7 @@ def test_one_record_changes_one_teacher(teacher, adjacency):
     votes = [fit(teacher, data, partition.make_shards(data, K, 0)).predict(points) for data in (private(x, y), other)]
     changed = (votes[0] != votes[1]).any(1)
     assert int(changed.sum()) <= 1
-    if adjacency == "replace_one" and teacher is not Network:
+    if adjacency == "replace_one" and teacher is not Net:
         assert int(changed.sum()) == 1  # the test can see a change
 
 
@@ -104,7 +104,7 @@ def test_teachers_draw_apart_from_each_other_and_from_the_caller():
     shards = Shards(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
     forests = fit(TEACHERS[1], data, shards).predict(clouds(300, seed=1)[0])
-    networks = fit(Network, data, shards).predict(clouds(300, seed=1)[0])
+    networks = fit(Net, data, shards).predict(clouds(300, seed=1)[0])
     assert len(torch.unique(forests, dim=0)) > 1 and len(torch.unique(networks, dim=0)) > 1
     fit(Drawing()).predict(clouds(9)[0])
     assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
@@ -119,7 +119,7 @@ def test_small_shards_still_have_one_vote():
     shards = Shards(index, index >= 0, "replace_one")
     votes = fit(LogisticRegression(), data, shards).predict(torch.zeros(4, 2))
     assert votes.tolist() == [[0] * 4, [2] * 4, [0] * 4, [2] * 4, [0] * 4, [0] * 4]
-    votes = fit(Network, data, shards).predict(torch.zeros(4, 2))
+    votes = fit(Net, data, shards).predict(torch.zeros(4, 2))
     assert votes[[0, 2, 4, 5]].eq(0).all() and votes[[1, 3]].eq(2).all()
 
 
@@ -249,7 +249,7 @@ def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Network], ids=["drawing", "own clone", "network"]
+    "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Net], ids=["drawing", "own clone", "network"]
 )
 def test_teachers_that_are_apart_pass(teacher):
     one = fit(teacher)
@@ -274,3 +274,106 @@ def test_a_function_without_a_name_is_sent_to_the_fresh_process_and_a_lock_is_re
 def test_one_teacher_alone_is_not_tried():
     data = private(*clouds(30))
     assert fit(LogisticRegression(), data, ReplaceOne().make_shards(data, 1, 0)).retraining_check is None
+
+
+# ---- skorch -----------------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """Takes images in their own shape, as float32, alone."""
+
+    def __init__(self, shape=(1, 4, 4), width=2):
+        super().__init__()
+        self.shape, self.layer = tuple(shape), nn.Linear(math.prod(shape), width)
+
+    def forward(self, x):
+        assert tuple(x.shape[1:]) == self.shape and x.dtype == torch.float32
+        return self.layer(x.flatten(1))
+
+
+IMAGES = DataSpec(name="i", num_classes=2, input_shape=(1, 4, 4), class_names=("a", "b"), mean=(0.5,), std=(0.25,))
+
+
+def shades(count, seed=0):
+    y = torch.arange(count) % 2
+    x = torch.randint(0, 60, (count, 1, 4, 4), generator=torch.Generator().manual_seed(seed))
+    return (x + 120 * y.view(-1, 1, 1, 1)).to(torch.uint8), y
+
+
+@pytest.fixture
+def make_net():
+    """Makes networks of skorch, which comes with the extra ``dev``."""
+    from skorch import NeuralNetClassifier
+
+    settings = {"criterion": nn.CrossEntropyLoss, "max_epochs": 20, "lr": 0.1, "batch_size": 8}
+    return lambda module=Layer, **changes: NeuralNetClassifier(module, **(settings | changes))
+
+
+def fit_images(net, num_teachers=4, mask=None):
+    data = private(*shades(20 * num_teachers))
+    shards = ReplaceOne().make_shards(data, num_teachers, 0)
+    shards = shards if mask is None else dataclasses.replace(shards, mask_KS=mask(shards.mask_KS.clone()))
+    return panel.fit_panel(net, data, IMAGES, shards, seed=0)
+
+
+@pytest.mark.fresh_process
+def test_networks_of_skorch_learn_images_and_are_trained_again_in_a_fresh_process(make_net, capsys):
+    teachers, (x, y) = fit_images(make_net()), shades(60, seed=1)
+    votes = teachers.predict(x)
+    assert teachers.num_failed == 0 and float((votes == y).float().mean()) > 0.95
+    teachers.check_retraining(x, votes)
+    assert teachers.retraining_check is None
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_one_record_changes_one_network_of_skorch_bit_for_bit(make_net, monkeypatch):
+    from skorch import NeuralNetClassifier
+
+    trained, plain = [], NeuralNetClassifier.fit
+
+    def spy(self, *args, **options):
+        trained.append(plain(self, *args, **options).module_.state_dict())
+        return self
+
+    def shorten(mask_KS):
+        mask_KS[0, -1] = False
+        return mask_KS
+
+    monkeypatch.setattr(NeuralNetClassifier, "fit", spy)
+    net = make_net(max_epochs=3)
+    states = []
+    for mask in (None, shorten):
+        torch.rand(1)
+        fit_images(net, mask=mask)
+        states.append(trained[-4:])
+    equal = [all(torch.equal(a[key], b[key]) for key in a) for a, b in zip(*states, strict=True)]
+    assert equal == [False, True, True, True]
+
+
+def test_a_copy_of_a_network_of_skorch_keeps_all_records_and_says_nothing(make_net, capsys):
+    """Also as the last step of a pipeline. Three records of one class and one of another cannot be split."""
+    x = clouds(12)[0]
+    for estimator in (net := make_net(module__shape=(2,), module__width=C), make_pipeline(StandardScaler(), net)):
+        copied = panel.copy_estimator(estimator).fit(
+            panel.convert_points(estimator, SPEC, x[:4]), np.array([2, 2, 2, 0])
+        )
+        last = copied[-1] if hasattr(copied, "steps") else copied
+        assert last is not net and net.train_split is not None and net.verbose == 1
+        assert "valid_loss" not in last.history[-1]
+        assert panel.convert_points(estimator, SPEC, x).shape == (12, 2)
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_networks_of_skorch_that_cannot_learn_are_refused_on_blank_points(make_net):
+    from skorch.callbacks import EarlyStopping
+
+    for net, message in (
+        (make_net(criterion=nn.NLLLoss), "no probabilities.*criterion=torch.nn.CrossEntropyLoss"),
+        (make_net(module__width=3), r"must learn probabilities of 2 classes"),
+        (make_net(module__shape=(16,)), "AssertionError"),
+        (make_net(callbacks=[EarlyStopping(monitor="valid_loss")]), r"without a validation split \(.*valid_loss"),
+    ):
+        with pytest.raises(ValueError, match=f"^student='NeuralNetClassifier': .*{message}"):
+            panel.check_learner("student", net, IMAGES)
+    net = make_net()
+    assert panel.check_learner("student", net, IMAGES) is net
