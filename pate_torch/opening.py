@@ -55,6 +55,7 @@ def make_inputs(
         facts=facts,
         seed=config.seed,
         device=config.device,
+        execution=config.execution,
         store=TeacherStore(config.root),
         ledger=ledger,
         stages=stages,

@@ -59,7 +59,7 @@ from tests.run_configs import changed, run_config
 from tests.worlds import clouds
 
 STUDENT = Supervised(network="logistic", steps=3, augment=None)
-RECIPE = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
+RECIPE = TeacherRecipe(network="logistic", steps=5, batch_size=4)
 
 
 def blobs() -> Tensors:

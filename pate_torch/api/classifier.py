@@ -534,7 +534,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             encoder=self.encoder.make_card(self._encoder_spec) if isinstance(self.encoder, Encoder) else self.encoder,
             seed=self._seed,
             device=self.device,
-            quiet=not self.verbose,
+            verbose=self.verbose,
             callback=self.callback,
             allow_uninformative_labels=self.spend_anyway,
             **options,

@@ -146,6 +146,7 @@ class TeacherVotes(VotingMethod):
                 self.teacher,
                 seed=seed,
                 device=device,
+                execution=inputs.execution,
                 trunk=trunk,
                 checkpoint_dir=checkpoint_dir,
                 progress=inputs.stages(f"Training {self.num_teachers} teachers"),
@@ -178,7 +179,7 @@ class TeacherVotes(VotingMethod):
             dataset=inputs.facts.spec.name,
             fingerprint=inputs.store.compute_fingerprint(inputs.records),
             partition=dataclasses.asdict(inputs.facts.partition),  # type: ignore[call-overload]
-            configuration=self.teacher.to_configuration() | pool,
+            configuration=dataclasses.asdict(self.teacher) | pool,
             seed=inputs.seed,
             num_teachers=self.num_teachers,
         )

@@ -58,7 +58,7 @@ QUICK = ("gaussian", "reverse_knn")
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=SLOW) for way in WAYS])
 def test_a_thousand_classes_run_from_training_to_the_report(way, tmp_path, capsys):
     voters, mechanism = WAYS[way]
-    recipe = TeacherRecipe(network="logistic", steps=60, batch_size=64, learning_rate=0.1, backend="vectorized")
+    recipe = TeacherRecipe(network="logistic", steps=60, batch_size=64, learning_rate=0.1)
     config = run_config(
         dataset=data(), partition=AddRemove(), method=voters, mechanism=mechanism, teacher=recipe, query=Random(),
         student=Logistic(ridge=1.0), baseline=False, root=tmp_path, folder=tmp_path / "runs" / "kinds", num_queries=60,

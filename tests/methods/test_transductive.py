@@ -121,7 +121,7 @@ def test_tally_and_distributed_votes_count_them(ensemble, pool):
 
 
 SOURCE = Glyphs(private=400, public=200, test=50, num_classes=4, size=10, rotate=6, shear=4, shift=0.4, noise=0.05)
-RECIPE = TeacherRecipe(network="mlp", steps=60, batch_size=8, augment=None, label_smoothing=0.1, backend="vectorized")
+RECIPE = TeacherRecipe(network="mlp", steps=60, batch_size=8, augment=None, label_smoothing=0.1)
 
 
 @pytest.fixture(scope="module")

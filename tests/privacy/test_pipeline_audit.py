@@ -25,7 +25,7 @@ from tests.killed_runs import plan
 TEACHERS, QUERIES, RUNS = 12, 32, 4000
 DELTA = 0.05  # large, so that few runs can prove much: at 1e-5 ten thousand runs see no fault in a factor of two
 MECHANISM, PASSIVE = GNMax(sigma=8.0), Random(name="passive", shuffle=False)
-RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05, backend="vectorized")
+RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05)
 
 
 def source(canaries: int = 0) -> Tensors:
