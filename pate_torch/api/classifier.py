@@ -635,7 +635,7 @@ def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple
     data = pate.make_data(pool)
     spec, evaluation = replace(data.spec, nominal_size=facts.num_records), replace(data.evaluation, public=False)
     config = pate.make_config(replace(data, spec=spec, evaluation=evaluation), pate.teacher)
-    config = replace(config, privacy=replace(config.privacy, target_epsilon=facts.epsilon), quiet=True)
+    config = replace(config, privacy=replace(config.privacy, target_epsilon=facts.epsilon))
     with ReleaseSession.open(config) as session:
         written = session.run()
         report = session.publish(written, session.fit(written), shows_table=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -609,7 +610,9 @@ class PATE:
         assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
         teacher_class = type(self.teacher)
         parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
-        teacher_repr = f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}"
+        # Without the addresses of functions, which another process does not have when it finishes an interrupted call.
+        parameters_repr = re.sub(" at 0x[0-9a-f]+", "", repr(parameters))
+        teacher_repr = f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters_repr}"
         return PanelMethod(panel=self._panel, teacher_repr=teacher_repr, mechanism=self.mechanism, **choices)
 
     def _fit_panel(self, data: Dataset) -> Panel:
