@@ -327,15 +327,15 @@ def test_a_recipe_prints_what_its_page_says(name, is_as_claimed, tmp_path, monke
     assert is_as_claimed(numbers) and is_as_claimed(numbers_on_page)
 
 
-def test_no_other_records_change_the_bits_of_a_row_of_the_recipe(tmp_path, monkeypatch):
-    """The preprocessor of the page gives the same bits for any number of rows."""
+def test_the_preprocessor_of_the_recipe_treats_each_row_alone():
+    """It gives the same bits for any number of rows. The product of all rows at once does not."""
     (code,) = [block.text for block in blocks(RECIPES) if block.argument == "prepared.py"]
     names: dict[str, Any] = {}
     exec(code.partition("clf = ")[0], names)
     scaler, pca, project_rows, x = (names[name] for name in ("scaler", "pca", "project_rows", "x"))
     row_ND = project_rows(scaler.transform(x))
-    for kept in (slice(1, None), slice(7, 100), slice(None, None, 3)):
-        assert np.array_equal(project_rows(scaler.transform(x[kept])), row_ND[kept])
+    for first in range(1, 12):
+        assert np.array_equal(project_rows(scaler.transform(x[first:])), row_ND[first:])
     assert np.allclose(row_ND, pca.transform(scaler.transform(x)))
 
 
