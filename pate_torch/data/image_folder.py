@@ -105,7 +105,8 @@ class ImageFolder(FileSource):
                     raise
                 is_readable_N[row] = False
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's global interpreter lock
+        # Decoding releases Python's global interpreter lock.
+        with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             list(pool.map(read, range(len(images))))
         return Points(
             x=x,

@@ -172,7 +172,7 @@ class PointStream:
             self.is_readable_N[rows.start : rows.stop] = is_finite
             return torch.from_numpy(np.where(is_finite[:, None, None, None], pixels, 0).astype(np.uint8))
         if isinstance(self.points, ImageFolderDataset):  # decoding draws no random numbers and releases Python's lock
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 return torch.stack(list(pool.map(self._read_point, rows)))
         return torch.stack([self._read_point(row) for row in rows])
 

@@ -65,7 +65,7 @@ def test_sparse_rows_go_in_and_come_out(make):
 
 @pytest.mark.parametrize("y", [np.eye(3, dtype=int)[[0] * 900], [[0, 1]] * 900], ids=["indicators", "lists"])
 def test_several_labels_of_a_record_are_refused(make, y):
-    with pytest.raises(ValueError, match="y should be a 1d array"):
+    with pytest.raises(ValueError, match=r"must hold one class for each record of X. Several labels"):
         make().fit(X, y, public=PUBLIC)
 
 
