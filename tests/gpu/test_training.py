@@ -14,7 +14,6 @@ from benchmarks.gpu.workloads import make_students
 from pate_torch import networks, pipeline
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.data.tensors import Tensors
 from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.records import map_records_batch_invariant
@@ -30,6 +29,7 @@ from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
 from tests.privacy import neighbor_choices as choices
 from tests.run_configs import run_config
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
+from tests.tensor_data import Tensors
 from tests.tiny_runs import RECIPE
 from tests.worlds import IMAGES, images
 

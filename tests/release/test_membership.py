@@ -13,7 +13,6 @@ from pate_torch import pipeline
 from pate_torch.config import DataSplits
 from pate_torch.core.progress import Stages
 from pate_torch.data.labels_only import LabelPrivacyDataset
-from pate_torch.data.tensors import Tensors
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.release.membership import (
@@ -31,6 +30,7 @@ from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import train
 from tests.run_configs import changed
 from tests.teachers import public_start_world
+from tests.tensor_data import Tensors
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import blobs
 
