@@ -60,11 +60,6 @@ class Graph:
     def __len__(self) -> int:
         return int(self.weight_PP.shape[0])
 
-    @property
-    def device(self) -> torch.device:
-        """The device of products with the graph: the CPU."""
-        return torch.device("cpu")
-
     def __matmul__(self, value_PC: Tensor) -> Tensor:
         # SciPy multiplies row by row in one thread, so results have the same bits on every machine.
         return torch.from_numpy(self.weight_PP @ value_PC.numpy())
