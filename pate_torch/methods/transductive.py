@@ -33,10 +33,9 @@ from pate_torch.features.neighbors import (
     to_graph_device,
 )
 from pate_torch.methods.base import MethodInputs
-from pate_torch.methods.teacher_votes import Tally, TeacherVotes
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.partition import DatasetFacts
-from pate_torch.teachers import distributed, voting
-from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers import distributed
 
 _MAX_TAIL_WEIGHT = 1e-3
 """Total weight of the longer paths in the graph below which propagation stops."""
@@ -92,17 +91,14 @@ class TransductiveTeacherVotes(TeacherVotes):
             probability_PC = propagate_labels(graph, probability_PC, self.alpha, steps)
         return probability_PC.argmax(1)
 
-    def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
+    def _make_vote(self, inputs: MethodInputs, *, all_ranks: bool) -> Callable[[Tensor], Tensor]:
         feature_PD, facts = None, inputs.facts  # rank 0 computes the features for all ranks
         if distributed.is_main():
             learned_PD = self.learn_features(inputs)
             feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learned_PD is None else learned_PD.cpu()
         if all_ranks or feature_PD is None:
             feature_PD = distributed.broadcast_object(feature_PD)
-        vote = self.build_vote(to_graph_device(feature_PD, inputs.device))
-        predict = functools.partial(TeacherEnsemble.predict, device=inputs.device, vote=vote)
-        progress, num_classes = inputs.stages("Counting votes"), facts.spec.num_classes
-        return lambda teachers: voting.tally(predict(teachers, facts.pool.x, progress=progress), num_classes)
+        return self.build_vote(to_graph_device(feature_PD, inputs.device))
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:
         feature_options = {} if self.features is None else asdict(cast(Any, self.features)) | {"seed": inputs.seed}

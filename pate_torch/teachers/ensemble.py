@@ -163,17 +163,23 @@ class TeacherEnsemble:
         """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
         return Votes(self.tally(x, device, progress), len(self))
 
-    def tally(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Count the votes on raw points [Q, ...], int32 [Q, C], in chunks that fit into memory."""
-        num_classes = self.network["num_classes"]
+    def tally(
+        self,
+        x: Tensor,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
+        vote: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """PRIVATE. Count the votes on raw points [Q, ...], int32 [Q, C], in chunks of points without ``vote``."""
+        num_classes, chunk_size = self.network["num_classes"], TALLY_CHUNK_QUERIES if vote is None else max(1, len(x))
         counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
-        for start in range(0, len(x), TALLY_CHUNK_QUERIES):
-            part = x[start : start + TALLY_CHUNK_QUERIES]
+        for start in range(0, len(x), chunk_size):
+            part = x[start : start + chunk_size]
 
             def report(done: int, total: int, start: int = start, size: int = len(part)) -> None:
                 progress(start + size * done // total, len(x))
 
-            counts[start : start + len(part)] = voting.tally(self.predict(part, device, report), num_classes)
+            counts[start : start + len(part)] = voting.tally(self.predict(part, device, report, vote), num_classes)
         return counts
 
 

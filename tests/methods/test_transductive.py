@@ -116,11 +116,8 @@ def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
 def test_distributed_votes_count_them(ensemble, pool):
     vote = jointly(pool)
     counted = voting.count_votes(ensemble.predict(pool, vote=vote), 4).counts_QC
-
-    def tally(some):
-        return voting.tally(some.predict(pool, vote=vote), 4)
-
-    assert torch.equal(tally_over_ranks(ensemble, tally, len(pool)).counts_QC, counted)
+    found = tally_over_ranks(ensemble, lambda some: some.tally(pool, vote=vote), len(pool))
+    assert torch.equal(found.counts_QC, counted)
 
 
 SOURCE = Glyphs(private=400, public=200, test=50, num_classes=4, size=10, rotate=6, shear=4, shift=0.4, noise=0.05)

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.teachers import distributed, voting
-from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
+from pate_torch.teachers import distributed
+from pate_torch.teachers.ensemble import tally_over_ranks
 from pate_torch.teachers.training import train
 from tests.teachers.teacher_world import even_shards, execution, recipe, records, spec
 
@@ -35,11 +35,7 @@ def main() -> None:
     votes = tally_over_ranks(ensemble, lambda some: some.tally(private.x), len(private.x))
     feature_PD = distributed.broadcast_object(compute_coordinates(private.x, spec()) if distributed.is_main() else None)
     jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_vote(feature_PD)
-
-    def tally(some: TeacherEnsemble) -> torch.Tensor:
-        return voting.tally(some.predict(private.x, vote=jointly), spec().num_classes)
-
-    joint = tally_over_ranks(ensemble, tally, len(private.x))
+    joint = tally_over_ranks(ensemble, lambda some: some.tally(private.x, vote=jointly), len(private.x))
     found = ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}
     save_file(found, folder / f"rank{me.rank}.safetensors")
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.teachers import distributed, voting
+from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
 from tests import ROOT
 from tests.teachers.teacher_world import differing, even_shards, execution, recipe, records, spec
@@ -33,8 +33,7 @@ def alone():
     ensemble = train(private, spec(), shards, recipe(), seed=0, execution=execution())
     method = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0))
     jointly = method.build_vote(compute_coordinates(private.x, spec()))
-    joint = voting.tally(ensemble.predict(private.x, vote=jointly), spec().num_classes)
-    return ensemble.params, ensemble.count_votes(private.x).counts_QC, joint
+    return ensemble.params, ensemble.count_votes(private.x).counts_QC, ensemble.tally(private.x, vote=jointly)
 
 
 def check_ranks(folder, ranks, alone):
