@@ -368,9 +368,6 @@ class PrivateRecords:
     def __len__(self) -> int:
         return len(self.y)
 
-    def __repr__(self) -> str:
-        return "PrivateRecords(content withheld)"
-
 
 def find_unusable_rows(
     x: Tensor, y: Tensor, num_classes: int | None = None, is_readable_N: np.ndarray | None = None
@@ -502,9 +499,6 @@ class Evaluation:
     y: Tensor
     pool_y: Tensor | None = None
     public: bool = True
-
-    def __repr__(self) -> str:
-        return "Evaluation(labels withheld)"
 
 
 @dataclass(frozen=True, kw_only=True)
