@@ -30,7 +30,6 @@ from pate_torch.core.optimizers import Adam
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
 from pate_torch.features.base import Device, FeatureRecipe
-from pate_torch.features.neighbors import to_graph_device
 from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
 from pate_torch.privacy.records import DataSpec, PublicPool
 
@@ -158,14 +157,6 @@ def learn_encoder(
         return None
     progress = stages("Learning features of the public points")
     return recipe.learn(pool.x, spec, seed=seed, device=device, progress=progress)
-
-
-def learn_features(
-    recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
-) -> Tensor | None:
-    """Compute features of length 1 of the public points, float32 [P, D]. Return None if ``recipe`` is None."""
-    encoder = None if recipe is None else learn_encoder(recipe, pool, spec, seed, device, stages)
-    return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 
 def autocast(precision: str, device: torch.device) -> Any:

@@ -26,7 +26,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.base import FeatureRecipe
-from pate_torch.features.contrastive import learn_features
+from pate_torch.features.contrastive import encode, learn_encoder
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
@@ -240,8 +240,9 @@ class LabelingMethod(PrivateMethod):
 
     def learn_features(self, inputs: MethodInputs) -> Tensor | None:
         """Learn unit-length features of the public points, float32 [P, D]. Return None if ``features`` is None."""
-        facts = inputs.facts
-        return learn_features(self.features, facts.pool, facts.spec, inputs.seed, inputs.device, inputs.stages)
+        pool, spec, device = inputs.facts.pool, inputs.facts.spec, inputs.device
+        encoder = learn_encoder(self.features, pool, spec, inputs.seed, device, inputs.stages)
+        return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
