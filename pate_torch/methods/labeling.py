@@ -336,7 +336,8 @@ class PreparedLabeling(PreparedMethod):
         rounds = min(self.query.rounds, self.num_queries)
         spending.record_cost(())  # a strategy may choose no question at all
         # The id of the reservation connects the release with its charge in the ledger.
-        release = Release.from_reservation(spending.id, spending.reserved_events)
+        empty_Q = torch.zeros(0, dtype=torch.int64)
+        release = Release(spending.id, empty_Q, empty_Q, (), spending.reserved_events)
         values, feature_PD, student_PC = self.sensitive, self.feature_PD, None
         opened_votes: list[Votes | CellHistogram] = []
         for round_index in range(rounds):
@@ -352,8 +353,13 @@ class PreparedLabeling(PreparedMethod):
             if len(query_Q) == 0:
                 break
             round_values = values.select(query_Q)
-            context = release.make_context(
-                self.num_queries, rounds, None if student_PC is None else student_PC[query_Q]
+            context = MechanismContext(
+                num_queries=self.num_queries,
+                rounds=rounds,
+                round_index=round_index,
+                num_failures=int((~release.answered_Q).sum()),
+                num_answered=int(release.answered_Q.sum()),
+                student_QC=None if student_PC is None else student_PC[query_Q],
             )
             answers = spending.accept(self.mechanism.release(round_values, spending.noise, context))
             spending.record_cost(answers.events)

@@ -409,10 +409,6 @@ class GradientSums:
         """Shape of the model's weights, (D, C)."""
         return self.z_ND.shape[1], self.num_classes
 
-    @property
-    def adjacency(self) -> str | None:
-        return self.sensitivity.adjacency
-
     def compute_gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
         """PRIVATE. Compute the sum of the clipped gradients of all records in units of 1/UNIT_NORM, int64 [D, C].
 
