@@ -228,9 +228,6 @@ ALGORITHMS = {
 }
 
 
-# ---- Prices ----------------------------------------------------------------------------------------------------------
-
-
 def plan_events(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
     """Compute the events that the algorithm would charge for this problem, by a dry run that charges nothing.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pate_torch.accounting import calibration
 from pate_torch.accounting.accountant import compute_guarantee
@@ -26,7 +26,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.base import FeatureRecipe
-from pate_torch.features.contrastive import encode, learn_encoder
+from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
@@ -238,11 +238,17 @@ class LabelingMethod(PrivateMethod):
             "answered_by": description.to_dict(),
         }
 
+    def learn_encoder(self, inputs: MethodInputs) -> nn.Module | None:
+        """Learn an encoder from the public points alone. Return None if ``features`` is None."""
+        if self.features is None:
+            return None
+        facts, progress = inputs.facts, inputs.stages("Learning features of the public points")
+        return self.features.learn(facts.pool.x, facts.spec, seed=inputs.seed, device=inputs.device, progress=progress)
+
     def learn_features(self, inputs: MethodInputs) -> Tensor | None:
         """Learn unit-length features of the public points, float32 [P, D]. Return None if ``features`` is None."""
-        pool, spec, device = inputs.facts.pool, inputs.facts.spec, inputs.device
-        encoder = learn_encoder(self.features, pool, spec, inputs.seed, device, inputs.stages)
-        return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
+        encoder, facts = self.learn_encoder(inputs), inputs.facts
+        return None if encoder is None else to_graph_device(encode(encoder, facts.pool.x, facts.spec), inputs.device)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
