@@ -15,7 +15,6 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.device import parse_device
 from pate_torch.data.benchmark import Digits, Mnist, Svhn
 from pate_torch.data.tabular import Csv
-from pate_torch.data.tensors import Tensors
 from pate_torch.features.augmentation import Affine
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
@@ -38,6 +37,7 @@ from tests import ROOT
 from tests.command_runs import TINY, ledger_entries, train, written
 from tests.mechanisms.mechanism_forms import FORMS, build
 from tests.run_configs import changed
+from tests.tensor_data import Tensors
 from tests.tiny_runs import selection, tiny
 
 ID = "0123456789abcdef"

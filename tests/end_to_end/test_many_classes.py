@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.data.tensors import Tensors
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
@@ -23,6 +22,7 @@ from pate_torch.queries.random import Random
 from pate_torch.students.linear import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import run_config
+from tests.tensor_data import Tensors
 
 CLASSES = 1000
 

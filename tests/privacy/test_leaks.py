@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
-from pate_torch.data.tensors import Tensors
 from pate_torch.features import augmentation
 from pate_torch.features.augmentation import Affine
 from pate_torch.mechanisms.confident import ConfidentGNMax
@@ -39,6 +38,7 @@ from tests.command_runs import train
 from tests.killed_runs import plan, reservations
 from tests.run_configs import changed
 from tests.spies import spy
+from tests.tensor_data import Tensors
 
 TEXTS = ["unit-qzxvkw-7f3a9c", "group-wjxqzk-51", "label-vqjxkz", "category-kzqwvj"]
 NUMBERS = [7331.15625, -9173.828125]

@@ -34,8 +34,8 @@ def main() -> None:
     ensemble = train(private, spec(), shards, recipe(), seed=0, **options)
     votes = tally_over_ranks(ensemble, lambda some: some.tally(private.x), len(private.x))
     feature_PD = distributed.broadcast_object(compute_coordinates(private.x, spec()) if distributed.is_main() else None)
-    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(feature_PD)
-    joint = tally_over_ranks(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
+    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_vote(feature_PD)
+    joint = tally_over_ranks(ensemble, lambda some: some.tally(private.x, vote=jointly), len(private.x))
     found = ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}
     save_file(found, folder / f"rank{me.rank}.safetensors")
 

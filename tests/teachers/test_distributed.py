@@ -32,8 +32,8 @@ def alone():
     shards = even_shards(50, 3)
     ensemble = train(private, spec(), shards, recipe(), seed=0, execution=execution())
     method = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0))
-    jointly = method.build_joint_votes(compute_coordinates(private.x, spec()))
-    return ensemble.params, ensemble.count_votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
+    jointly = method.build_vote(compute_coordinates(private.x, spec()))
+    return ensemble.params, ensemble.count_votes(private.x).counts_QC, ensemble.tally(private.x, vote=jointly)
 
 
 def check_ranks(folder, ranks, alone):
