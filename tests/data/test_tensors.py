@@ -88,5 +88,5 @@ def test_no_message_quotes_values_of_private_images(odd):
 def test_datasets_need_public_points(tmp_path):
     torch.save(0, tmp_path / "cat.png")  # no image
     for points in (TensorDataset(torch.zeros(3, 2)), ImageFolderDataset(tmp_path, shape=(1, 2, 2)), str(tmp_path)):
-        with pytest.raises(ValueError, match="^public_x=None: must be given"):
+        with pytest.raises(ValueError, match=r"^public_x=None: must be given"):
             build_private_data(points, None, None, "record", ("0", "1"), "add_remove")
