@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 from torchvision.datasets import DatasetFolder
 
 from pate_torch.core import checks, rng
@@ -100,6 +100,8 @@ class PointStream:
         if isinstance(points, str | Path):
             shape = None if form is None else form.shape
             points = ImageFolderDataset(points, size=size, shape=shape, key=key)
+        elif type(points) is ImageFolderDataset and form is not None:  # its own shape may depend on private images
+            points = ImageFolderDataset(points.path, shape=form.shape, key=key)
         elif not isinstance(points, Dataset):
             points = points.detach().cpu().numpy() if isinstance(points, Tensor) else np.asarray(points)
         if len(points) == 0:
@@ -110,8 +112,9 @@ class PointStream:
         self.key, self.points, self.is_private = key, points, adjacency is not None
         self.is_readable_N, self.labels = np.ones(len(points), dtype=bool), list[Any]([None] * len(points))
         if form is None:
+            assert isinstance(points, np.ndarray) or not self.is_private, "the form is public"
             if isinstance(points, np.ndarray):  # values out of range are refused before the form is compared
-                convert_images(key, points[:_BLOCK_POINTS])
+                convert_images(key, points[:_BLOCK_POINTS], is_private=self.is_private)
             with rng.seeded_generators(0):
                 first = points[0]
             point = _to_array(first[0] if isinstance(first, tuple | list) else first)
@@ -160,7 +163,8 @@ class PointStream:
 
     def _check_second_reading(self, kept_by_row: dict[int, Tensor]) -> None:
         for row in reversed(kept_by_row):
-            if not torch.equal(self._read_block(range(row, row + 1))[0], kept_by_row[row]):
+            second, first = self._read_block(range(row, row + 1))[0], kept_by_row[row]
+            if second.numpy().tobytes() != first.numpy().tobytes():  # unlike torch.equal, this finds NaN equal to NaN
                 problem = "returns other values when a point is read a second time"
                 raise checks.error(self.key, type(self.points).__name__, problem, "Use transforms without a state.")
 
@@ -171,7 +175,7 @@ class PointStream:
             )
             self.is_readable_N[rows.start : rows.stop] = is_finite
             return torch.from_numpy(np.where(is_finite[:, None, None, None], pixels, 0).astype(np.uint8))
-        if isinstance(self.points, ImageFolderDataset):  # decoding draws no random numbers and releases Python's lock
+        if type(self.points) is ImageFolderDataset:  # decoding draws no random numbers and releases Python's lock
             with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 return torch.stack(list(pool.map(self._read_point, rows)))
         return torch.stack([self._read_point(row) for row in rows])
@@ -188,7 +192,7 @@ class PointStream:
         return torch.zeros(self.form.shape, dtype=torch.uint8 if self.form.is_image else torch.float32)
 
     def _convert_item(self, row: int) -> Tensor:
-        if isinstance(self.points, ImageFolderDataset):
+        if type(self.points) is ImageFolderDataset:
             item = self.points[row]
         else:
             with rng.seeded_generators(0):
@@ -210,6 +214,8 @@ class PointStream:
 def _is_sorted_by_path(points: Any) -> bool:
     while isinstance(points, Subset):
         points = points.dataset
+    if isinstance(points, ConcatDataset):
+        return any(map(_is_sorted_by_path, points.datasets))
     return isinstance(points, DatasetFolder | ImageFolderDataset)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.data.streams import PointStream, is_streamed
+from pate_torch.data.streams import PointForm, PointStream, is_streamed
 from pate_torch.privacy.records import PrivateRecords, convert_labels, convert_points
 
 
@@ -34,9 +34,11 @@ def build_private_data(
     """
     is_readable_N, num_classes = None, len(class_names)
     if is_streamed(x):
-        if public_x is None and not hasattr(x, "shape"):
+        if public_x is None and not hasattr(x, "ndim"):
             raise checks.error("public_x", None, "must be given, because the public points fix the form of all points")
         form = PointStream("public_x", public_x).form if is_streamed(public_x) else None
+        if form is None and not hasattr(x, "ndim"):
+            form = PointForm(tuple(parse_points("public_x", public_x).shape[1:]))
         stream = PointStream("x", x, form, adjacency=adjacency)
         x, is_readable_N = stream.load(stages), stream.is_readable_N
         if y is None:
