@@ -187,12 +187,6 @@ class Encoder:
             raise checks.error("encoder", unknown[0], "must be weights or tokenizer")
         return cls(name=card.name, network=network, **files, **card.options)  # type: ignore[arg-type]
 
-    @staticmethod
-    def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
-        """Return the paths of the files of a published encoder, by "weights" and "tokenizer"."""
-        names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
-        return {key: str(folder / name) for key, name in names.items() if name is not None}
-
     def encode(
         self, x: Any, points: DataSpec = TEXT_SPEC, *, device: Device = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
