@@ -66,7 +66,7 @@ def test_a_dataset_is_fitted_and_predicted_like_its_array(make, tmp_path):
         assert clf.score(public, POOL_Y) > 0.8
     folders = [write_folder(tmp_path / name, *part) for name, part in {"own": (X, Y), "pool": (POOL, POOL_Y)}.items()]
     clf = make(home=tmp_path / "f", classes=CLASSES).fit(folders[0], public=str(folders[1]))
-    truth = np.array([label for _, label in ImageFolderDataset(folders[1])])
+    truth = np.array([label for _, label in ImageFolderDataset(folders[1], (1, 8, 8))])
     assert clf.score(folders[1], truth) > 0.8
     released = ReleasedClassifier.load(clf.save_release(tmp_path / "release"))
     np.testing.assert_array_equal(released.predict(folders[1]), clf.predict(folders[1]))
@@ -146,7 +146,7 @@ def test_pate_takes_datasets_and_folders(tmp_path):
         else:
             pate.fit_teachers(x, public_x=public)
         release = pate.label(public, 30)
-        truth = torch.tensor([CLASSES.index(label) for _, label in ImageFolderDataset(pool)])
+        truth = torch.tensor([CLASSES.index(label) for _, label in ImageFolderDataset(pool, (1, 8, 8))])
         truth = truth if name == "folder" else POOL_Y
         assert (release.label_Q == truth[release.query_Q]).float().mean() > 0.7
         assert pate.fit_student(Supervised(network="logistic", steps=60)).predict(resized(POOL)).shape == (40,)

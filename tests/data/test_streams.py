@@ -59,7 +59,7 @@ def test_every_way_gives_the_same_pixels(tmp_path):
         "fractions": fractions,
         "folder": folder,
         "its path as a string": str(folder),
-        "folder dataset": ImageFolderDataset(folder),
+        "folder dataset": ImageFolderDataset(folder, (3, 8, 6)),
         "dataset of tensors": TensorDataset(fractions, torch.arange(9)),
         "dataset of arrays": Items(list(PIXELS)),
         "dataset of PIL images": Items([(pil(pixels), row) for row, pixels in enumerate(PIXELS)]),
@@ -135,9 +135,9 @@ class Dimmed(ImageFolderDataset):
 def test_a_random_transform_of_a_folder_depends_on_no_other_record(tmp_path):
     folder = write_folder(tmp_path / "images")
     state = torch.get_rng_state()
-    whole = private(Dimmed(folder)).load()
+    whole = private(Dimmed(folder, (3, 8, 6))).load()
     (folder / "cat" / "0.png").unlink()
-    assert torch.equal(private(Dimmed(folder)).load(), whole[1:])
+    assert torch.equal(private(Dimmed(folder, (3, 8, 6))).load(), whole[1:])
     assert not torch.equal(whole, torch.from_numpy(PIXELS)), "nothing was drawn"
     assert torch.equal(state, torch.get_rng_state())
 
@@ -147,7 +147,7 @@ def test_the_colors_of_a_folder_dataset_are_those_of_the_public_points(tmp_path)
         (tmp_path / "cat").mkdir(exist_ok=True)
         Image.fromarray(pixels[0]).save(tmp_path / "cat" / f"{row}.png")
     pil(PIXELS[0]).save(tmp_path / "cat" / "in color.png")
-    stream = private(ImageFolderDataset(tmp_path), PointForm((1, 8, 6), False))
+    stream = private(ImageFolderDataset(tmp_path, (1, 8, 6)), PointForm((1, 8, 6), False))
     assert torch.equal(stream.load()[:9], torch.from_numpy(PIXELS[:, :1])) and stream.is_readable_N.all()
 
 
@@ -157,6 +157,15 @@ def test_a_row_that_is_not_finite_stops_nobodys_run(odd):
     rows[0] = np.array([odd, 1, 1])
     x = private(Items(rows), PointForm((3,))).load()
     assert x.isfinite().all(1).tolist() == [False] + [True] * 8
+
+
+def test_a_private_record_that_is_not_repeatable_stops_nobodys_run():
+    draw = torch.Generator().manual_seed(0)
+    items = [torch.zeros(1, 8, 8)] * 8
+    items[4] = lambda: torch.rand(1, 8, 8, generator=draw)
+    assert not private(Items(items)).load()[[0, 1, 2, 3, 5, 6, 7]].any()
+    with pytest.raises(ValueError, match="returns other values"):
+        PointStream("public", Items(items)).load()
 
 
 def test_a_dataset_with_a_state_is_refused():
@@ -215,7 +224,10 @@ def test_other_objects_are_refused_by_name(tmp_path):
         (Items([]), "^X='Items': must have at least one point"),
         (tmp_path / "nowhere", "^X='.*nowhere': must be a folder with images"),
         (tmp_path / "empty", "^X='.*empty': must be a folder with images"),
-        (tmp_path / "images", r"^X='.*images': has images of 2 sizes.*ImageFolderDataset\(path, size=64\)"),
+        (
+            tmp_path / "images",
+            r"^X='.*images': has images of 2 sizes.*ImageFolderDataset"),
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             PointStream("X", points)
@@ -245,7 +257,7 @@ def test_images_of_other_sizes_are_resized_to_the_public_form(tmp_path):
     pil(PIXELS[0]).resize((12, 16), Image.Resampling.NEAREST).save(folder / "cat" / "large.png")
     x = private(folder, PointForm((3, 8, 6), False)).load()
     assert torch.equal(x[:3], torch.from_numpy(PIXELS[:3])) and x.shape == (10, 3, 8, 6)
-    assert ImageFolderDataset(folder, size=5)[0][0].shape == (3, 5, 5)
+    assert PointStream("public", folder, size=5).form.shape == (3, 5, 5)
 
 
 def test_the_items_are_not_in_memory_together():
