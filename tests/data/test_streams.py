@@ -224,10 +224,7 @@ def test_other_objects_are_refused_by_name(tmp_path):
         (Items([]), "^X='Items': must have at least one point"),
         (tmp_path / "nowhere", "^X='.*nowhere': must be a folder with images"),
         (tmp_path / "empty", "^X='.*empty': must be a folder with images"),
-        (
-            tmp_path / "images",
-            r"^X='.*images': has images of 2 sizes.*ImageFolderDataset"),
-        ),
+        (tmp_path / "images", "^X='.*images': has images of 2 sizes.*ImageFolderDataset"),
     ]:
         with pytest.raises(ValueError, match=message):
             PointStream("X", points)
