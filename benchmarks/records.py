@@ -26,7 +26,6 @@ import torch
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.base import DatasetSource
-from pate_torch.data.tensors import Tensors
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
@@ -37,6 +36,7 @@ from pate_torch.pipeline import run
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import Dataset
 from pate_torch.students.training import Supervised
+from tests.tensor_data import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

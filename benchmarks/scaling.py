@@ -26,7 +26,8 @@ def rank(teachers: int, steps: int) -> None:
     from pate_torch.core.rng import make_torch_generator
     from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
     from pate_torch.teachers import distributed
-    from pate_torch.teachers.training import TeacherRecipe, train
+    from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+    from pate_torch.teachers.training import train
 
     torch.set_num_threads(1)
     names = tuple("0123456789")
@@ -37,10 +38,11 @@ def rank(teachers: int, steps: int) -> None:
     index = torch.arange(count).view(teachers, 240)
     private = PrivateRecords.from_rows(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     shards = Shards(index, index >= 0, "replace_one")
-    train(private, spec, shards, TeacherRecipe(steps=2, backend="vectorized", chunk=8), seed=0)  # warm-up
+    execution = TrainingExecution(backend="vectorized", chunk=8)
+    train(private, spec, shards, TeacherRecipe(steps=2), seed=0, execution=execution)  # warm-up
     distributed.broadcast_object()  # waits for the slowest rank
     start = time.perf_counter()
-    train(private, spec, shards, TeacherRecipe(steps=steps, backend="vectorized", chunk=8), seed=0)
+    train(private, spec, shards, TeacherRecipe(steps=steps), seed=0, execution=execution)
     if distributed.is_main():
         print(json.dumps({"seconds": time.perf_counter() - start}))
 

@@ -224,4 +224,6 @@ right.set(xlabel="share of the questions", title="votes between winner and runne
 for axis in (left, right):
     axis.grid(alpha=0.25)
 plt.show()
-print(f"charged by all releases of this notebook together: epsilon = {ledger.get_guarantee('glyphs').epsilon:.1f}")
+print(
+    f"charged by all releases of this notebook together: epsilon = {ledger.get_account('glyphs').guarantee.epsilon:.1f}"
+)

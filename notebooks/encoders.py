@@ -160,6 +160,7 @@ class Teachers:
             teacher=TeacherRecipe(network="logistic", steps=200),
             encoder=card,
             allow_uninformative_labels=True,  # without it, the smallest epsilon is refused
+            verbose=False,
         )
         pate.fit_teachers(z[split[:PRIVATE]], label[split[:PRIVATE]], public_x=z_public)
         pate.label(z_public, questions, strategy=Prototypes(), method="teachers_transductive")

@@ -41,6 +41,7 @@ _TEACHER: Final = _target(
 _NONE: Final = {"none": {"name": "none"}}
 
 COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
+    "execution": {"standard": _target("teachers.recipe.TrainingExecution")},
     "features": {
         "contrastive": _target(
             "features.contrastive.ContrastiveFeatures", **_NETWORK, steps="${recommended.features_steps}"

@@ -26,7 +26,7 @@ from pate_torch.privacy.records import SELECTION_BASES, Dataset, PrivateRecords
 from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import TeacherStore
 
 
@@ -94,6 +94,7 @@ class RunConfig:
         labels: Id of an earlier release from whose labels the student learns. None to make a new release.
         seed: Seed of splits, initialization and batches. It never seeds noise.
         device: Device of training and inference.
+        execution: Settings that decide how fast teachers are trained.
         baseline: Recipe of a model that is trained on all records without privacy, for the owner. None to train no such
             model.
         quiet: Whether to hide progress.
@@ -118,6 +119,7 @@ class RunConfig:
     labels: str | None = None
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    execution: TrainingExecution = field(default_factory=TrainingExecution)
     baseline: TeacherRecipe | None = None
     quiet: bool = False
     callback: Callback | None = None

@@ -55,6 +55,7 @@ def make_inputs(
         facts=facts,
         seed=config.seed,
         device=config.device,
+        execution=config.execution,
         store=TeacherStore(config.root),
         ledger=ledger,
         stages=stages,
@@ -139,7 +140,8 @@ class OpenRun:
                 with _open_existing_ledger(config.ledger_path) as existing_ledger:
                     config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
                     _check_new_account_cap(config, facts.spec.name, planned_events, _read_caps(existing_ledger))
-                forecast = _make_forecast(config, facts, format_alternative)
+                if (forecast := config.method.forecast_warning(facts)) is not None:
+                    forecast += f" {NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)}"
                 unfinished_call = _make_unfinished_call(config, facts, splits.all_private)
                 config, reused = _resume_call(config, facts, unfinished_call, stages)
                 exit_stack.enter_context(_run_folder_lock(config))
@@ -253,16 +255,6 @@ class OpenRun:
         """Record that the call has ended, so that the same call makes a new release. Call it after closing the run."""
         if self.unfinished_call is not None:
             self.unfinished_call.end()
-
-
-def _make_forecast(
-    config: RunConfig, facts: DatasetFacts, format_alternative: AlternativeFormatter | None
-) -> str | None:
-    """Return the warning that answers will be mostly noise, with advice, or None if no warning is due."""
-    warning = config.method.forecast_warning(facts)
-    if warning is None:
-        return None
-    return f"{warning} {NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)}"
 
 
 # ---- the account ----------------------------------------------------------------------------------------------------

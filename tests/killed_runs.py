@@ -31,7 +31,6 @@ from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.cli import label
 from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
-from pate_torch.data.tensors import Tensors
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
@@ -56,10 +55,11 @@ from pate_torch.teachers.store import ID_PATTERN, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from tests import ROOT
 from tests.run_configs import changed, run_config
+from tests.tensor_data import Tensors
 from tests.worlds import clouds
 
 STUDENT = Supervised(network="logistic", steps=3, augment=None)
-RECIPE = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
+RECIPE = TeacherRecipe(network="logistic", steps=5, batch_size=4)
 
 
 def blobs() -> Tensors:

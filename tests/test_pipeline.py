@@ -50,7 +50,7 @@ def done(finished_home, tmp_path):
 
 
 def spent(plan):
-    return Ledger(plan.root / "ledger.sqlite").get_guarantee("blobs").epsilon
+    return Ledger(plan.root / "ledger.sqlite").get_account("blobs").guarantee.epsilon
 
 
 def test_a_run_writes_what_the_design_fixes(done):

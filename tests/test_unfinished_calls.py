@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from joblib import parallel_backend
 from sklearn.model_selection import cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
 
-from pate_torch import PATE, PATEClassifier, pipeline, session
+from pate_torch import PATE, Network, PATEClassifier, pipeline, session
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
@@ -61,6 +63,22 @@ def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit
     assert len(charges(tmp_path)) == 2 and runs[0] != runs[1]
     first, second = (json.loads((run / "summary.json").read_text()) for run in runs)
     assert first["ledger_head"] != second["ledger_head"] and first["epsilon_charged"] < second["epsilon_charged"]
+
+
+def test_a_fit_with_functions_of_the_user_is_finished_by_functions_at_other_addresses(fit, tmp_path, monkeypatch):
+    def train(steps=3):
+        teacher = Network(
+            lambda: nn.Linear(2, 3), steps=steps, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)
+        )
+        return fit(method="teachers", teacher=teacher, num_teachers=12, num_queries=12, spend_anyway=True)
+
+    with monkeypatch.context() as interrupted, pytest.raises(Killed):
+        interrupted.setattr(session, STAGE["teachers"], kill)
+        train()
+    with pytest.raises(ValueError, match="has been charged already"):
+        train(steps=4)
+    train()
+    assert len(charges(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("method", STAGE)

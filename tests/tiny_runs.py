@@ -20,7 +20,7 @@ DELTA = 1e-4
 def tiny(home: Path) -> RunConfig:
     """Twelve teachers, twenty questions, a student of forty steps."""
     learner = Supervised(network="mlp", steps=40, augment=None)
-    recipe = TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorized")
+    recipe = TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05)
     return run_config(
         dataset=blobs(), partition=AddRemove(), teacher=recipe, mechanism=GNMax(sigma=2.0), query=Random(),
         student=learner, guide_student=learner, root=home, folder=home / "runs" / "blobs" / "gaussian" / "first",
@@ -44,7 +44,7 @@ def selection(**changes) -> Selection:
     return Selection(**{"candidates": {"a": student(2), "b": student(3)}, "validation": 0.3, **changes})
 
 
-RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8, backend="vectorized")
+RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8)
 
 
 def pate(home, x, y, classes=2, **changes) -> PATE:

@@ -6,9 +6,9 @@ from collections import Counter
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pate_torch.data.tensors import Tensors
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import Dataset, DataSpec
+from tests.tensor_data import Tensors
 
 CENTER = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
 IMAGES = DataSpec(

@@ -18,6 +18,7 @@ from benchmarks.gpu.findings import Finding, PartNotRun, Setup
 from pate_torch.core.device import deterministic_mode
 from pate_torch.teachers import distributed, training
 from pate_torch.teachers.ensemble import tally_over_ranks
+from pate_torch.teachers.recipe import TrainingExecution
 from pate_torch.teachers.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,12 +65,20 @@ def run_rank(kind: str) -> dict[str, Any]:
     spec = workloads.make_spec(setup)
     private, shards = workloads.draw_shards(spec, teachers=16 * training.GROUP_TEACHERS, size=12)
     options = workloads.choose_networks(setup)["lean_cnn"]
-    recipe = workloads.make_recipe("lean_cnn", options, steps=100, chunk=training.GROUP_TEACHERS)
+    recipe = workloads.make_recipe("lean_cnn", options, steps=100)
+    execution = TrainingExecution(chunk=training.GROUP_TEACHERS)
     ends: list[float] = []
     with deterministic_mode(device):
         start = time.monotonic()
         mine = train(
-            private, spec, shards, recipe, seed=0, device=device, progress=lambda *_: ends.append(time.monotonic())
+            private,
+            spec,
+            shards,
+            recipe,
+            seed=0,
+            device=device,
+            execution=execution,
+            progress=lambda *_: ends.append(time.monotonic()),
         )
         votes = tally_over_ranks(mine, lambda ensemble: ensemble.tally(private.x[:200], device=device), 200)
     return {

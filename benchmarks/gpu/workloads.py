@@ -87,7 +87,7 @@ def draw_shards(spec: DataSpec, teachers: int, size: int) -> tuple[PrivateRecord
 
 def make_recipe(network: str, options: Options, **changes: Any) -> TeacherRecipe:
     """Make a recipe of teachers with augmentation."""
-    defaults: Options = {"batch_size": 8, "steps": 4, "augment": AUGMENT, "backend": "vectorized"}
+    defaults: Options = {"batch_size": 8, "steps": 4, "augment": AUGMENT}
     return TeacherRecipe(network=network, options=options, **(defaults | changes))
 
 

@@ -123,6 +123,7 @@ def asked(
             std=std.tolist(),
             allow_uninformative_labels=True,
             seed=split.seed,
+            verbose=False,
         )
         yield pate.fit_teachers(floats(split.x), torch.from_numpy(split.y), public_x=floats(split.public))
 

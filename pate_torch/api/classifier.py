@@ -192,9 +192,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             X: PRIVATE. DataFrame or rows [N, D]; images [N, H, W] or [N, Ch, H, W], uint8 or floats in 0..1; the path
                 of a folder of images in class folders; a map-style Dataset of points or of tuples (point, class), which
                 is read one by one (``data.streams.PointStream``); or a list of N texts for an ``Encoder``.
-            y: PRIVATE. Classes [N]. None for the classes of a folder or a Dataset.
+            y: PRIVATE. Classes [N], one for each record. None for the classes of a folder or a Dataset.
             public: Public points of the same form as ``X``, whose labels are ignored. Their values may be published.
-            groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. None if the unit is a record.
+            groups: PRIVATE. Privacy unit of each record, such as a patient, [N]. Records that belong to several units,
+                such as mails of a sender and its receivers, are not supported. None if the unit is a record.
 
         Raises:
             ValueError: An argument is wrong, and nothing has been charged; or, after the charge, no public point has
@@ -350,6 +351,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_public_points(*given_points, x, pool, is_real=is_real)
         if isinstance(y, list | tuple):
             y = np.array(y, dtype=object)  # NumPy would convert all labels to strings if one label is a string
+        if np.ndim(y) == 2 and np.shape(y)[1] != 1:
+            fix = "Several labels of a record are not supported: fit one classifier for each label."
+            raise checks.error("y", type(y).__name__, "must hold one class for each record of X", fix)
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
             raise checks.error("y", type(y).__name__, "must hold one class for each record of X")
@@ -534,7 +538,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             encoder=self.encoder.make_card(self._encoder_spec) if isinstance(self.encoder, Encoder) else self.encoder,
             seed=self._seed,
             device=self.device,
-            quiet=not self.verbose,
+            verbose=self.verbose,
             callback=self.callback,
             allow_uninformative_labels=self.spend_anyway,
             **options,
@@ -635,7 +639,7 @@ def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple
     data = pate.make_data(pool)
     spec, evaluation = replace(data.spec, nominal_size=facts.num_records), replace(data.evaluation, public=False)
     config = pate.make_config(replace(data, spec=spec, evaluation=evaluation), pate.teacher)
-    config = replace(config, privacy=replace(config.privacy, target_epsilon=facts.epsilon), quiet=True)
+    config = replace(config, privacy=replace(config.privacy, target_epsilon=facts.epsilon))
     with ReleaseSession.open(config) as session:
         written = session.run()
         report = session.publish(written, session.fit(written), shows_table=False)

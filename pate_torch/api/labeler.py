@@ -212,7 +212,7 @@ class PrivateLabeler:
         The value is infinite if any noise was seeded. ``ledger.get_account(...).ex_post_guarantee`` counts only the
         events that were incurred.
         """
-        guarantee = self.ledger.get_guarantee(self.account)
+        guarantee = self.ledger.get_account(self.account).guarantee
         return math.inf if guarantee is None else guarantee.epsilon
 
     @property

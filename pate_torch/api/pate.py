@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ from pate_torch.students.store import save as save_student
 from pate_torch.students.training import GradientStudent, Supervised
 from pate_torch.teachers.network import Network, to_network
 from pate_torch.teachers.panel import Panel, fit_panel
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
 STUDENTS: dict[str, type[StudentAlgorithm]] = {
@@ -129,7 +130,8 @@ class PATE:
             the origins from the arguments.
         insecure_noise_seed: Seed that makes the noise repeatable and the release not private. None for secret noise.
         seed: Seed of everything except the noise.
-        quiet: Whether to hide progress.
+        execution: Settings that decide how fast teachers of a TeacherRecipe are trained.
+        verbose: Whether to show the progress, on standard error.
         callback: As for ``PATEClassifier``.
         home: As for ``PATEClassifier``, like ``allow_duplicate_account``, ``chosen_by`` and ``device``.
 
@@ -164,7 +166,8 @@ class PATE:
     seed: int = 0
     insecure_noise_seed: int | None = None
     device: torch.device | str = "cpu"
-    quiet: bool = True
+    execution: TrainingExecution = field(default_factory=TrainingExecution)
+    verbose: bool = True
     callback: Callback | None = None
 
     @reworded_errors(PATE_WORDS)
@@ -184,7 +187,10 @@ class PATE:
         if self.provenance is None:
             constants_origin = origins.FROM_PUBLIC_POINTS if self.mean is None else origins.FROM_OWNER
             self.provenance = {origins.CLASSES: origins.FROM_OWNER, origins.NORMALIZATION_CONSTANTS: constants_origin}
-        checks.boolean("allow_uninformative_labels", self.allow_uninformative_labels)
+        for key in ("allow_uninformative_labels", "verbose"):
+            checks.boolean(key, getattr(self, key))
+        if not isinstance(self.execution, TrainingExecution):
+            raise checks.error("execution", self.execution, "must be a TrainingExecution of pate_torch.teachers.recipe")
         self._privacy = PrivacyConfig(
             delta=checks.delta("delta", self.delta),
             insecure_noise_seed=self.insecure_noise_seed,
@@ -244,7 +250,7 @@ class PATE:
         Raises:
             ValueError: An argument is wrong, or stored teachers cannot be loaded.
         """
-        with Stages(quiet=self.quiet, callback=self.callback) as stages:
+        with Stages(quiet=not self.verbose, callback=self.callback) as stages:
             facts = unit_id, self.unit, self.class_names, self.partition.adjacency, public_x
             private = tensors.build_private_data(x, y, *facts, stages=stages)
         public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)
@@ -527,7 +533,8 @@ class PATE:
             folder=Path(folder) / make_unique_run_id(),
             seed=self.seed,
             device=parse_device(self.device),
-            quiet=self.quiet,
+            execution=self.execution,
+            quiet=not self.verbose,
             callback=self.callback,
         )
 
@@ -603,14 +610,16 @@ class PATE:
         assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
         teacher_class = type(self.teacher)
         parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
-        teacher_repr = f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}"
+        # Without the addresses of functions, which another process does not have when it finishes an interrupted call.
+        parameters_repr = re.sub(" at 0x[0-9a-f]+", "", repr(parameters))
+        teacher_repr = f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters_repr}"
         return PanelMethod(panel=self._panel, teacher_repr=teacher_repr, mechanism=self.mechanism, **choices)
 
     def _fit_panel(self, data: Dataset) -> Panel:
         assert self.num_teachers is not None
         private, spec, seed = data.private, data.spec, self.seed
         shards = assign_shards(self.partition, private, self.num_teachers, seed)
-        with Stages(quiet=self.quiet, callback=self.callback) as stages, self._clock("teachers"):
+        with Stages(quiet=not self.verbose, callback=self.callback) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
             device = parse_device(self.device)
             return fit_panel(self.teacher, private, spec, shards, seed=seed, device=device, progress=progress)

@@ -37,7 +37,7 @@ from pate_torch.queries.base import QueryStrategy
 from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
-from pate_torch.teachers.training import TeacherRecipe
+from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 
 
 class _ComponentNode(ConfigNode):
@@ -132,6 +132,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         folder=folder,
         seed=values["seed"],
         device=parse_device(values["device"]),
+        execution=instantiate_component(cfg, "execution", TrainingExecution),
         baseline=instantiate_component(cfg, "teacher", TeacherRecipe) if has_baseline else None,
         quiet=checks.boolean("quiet", values["quiet"]),
     )

@@ -6,7 +6,6 @@ with Stages() as stages:
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as LiveDisplay
 from rich.text import Text
 
@@ -28,8 +27,9 @@ Log = Callable[[str, float, int], None]
 """Callback log(tag, value, step). The function that passes the callback decides whether the values are private."""
 Callback = Callable[[str, int, int], object]
 """PRIVATE. A user's callback(stage, done, total). A stage may count the private records."""
-LINE_INTERVAL_SECONDS = 60.0
-"""Number of seconds between two lines of a stage in a pipe."""
+FIRST_LINE_SECONDS, LINE_INTERVAL_SECONDS, RESUME_SECONDS = 3.0, 60.0, 1.0
+"""Time before the first estimate of a stage in a pipe, time between two estimates, and time in which a stage reports
+what an earlier run has done."""
 
 
 def do_nothing(*_: object) -> None:
@@ -45,10 +45,19 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+class _RemainingTimeColumn(ProgressColumn):
+    """Column of the remaining time at the mean speed so far. Rich's column needs two reports in half a minute."""
+
+    def render(self, task: Task) -> Text:
+        end = task.fields["end"]
+        return Text("" if end is None else f"{format_duration(max(0.0, end - time.monotonic()))} left")
+
+
 class Stages:
     """A factory of stages that share one display. A stage is a ``Progress``.
 
-    In a pipe a stage prints a line when it begins, once per minute, and when it is done.
+    In a pipe a stage prints a line when it begins, an estimate of the remaining time as soon as a part is done and then
+    once per minute, and a line when it is done. Stages of a few seconds print no estimate.
 
     Args:
         quiet: Whether to show nothing.
@@ -63,7 +72,7 @@ class Stages:
         console = Console(file=self.stream)
         # Console.is_terminal would be True in a file, too, if FORCE_COLOR is set.
         if not quiet and self.stream.isatty() and not console.is_dumb_terminal:
-            columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), _RemainingTimeColumn())
             self.live_display = LiveDisplay(TextColumn("{task.description}"), *columns, console=console)
 
     def __enter__(self) -> Stages:
@@ -77,23 +86,32 @@ class Stages:
 
     def __call__(self, name: str) -> Progress:
         """Begin a stage and show its name."""
-        show, callback = self._begin(name), self.callback
-        if callback is None:
-            return show
+        task = None if self.live_display is None else self.live_display.add_task(escape(name), total=None, end=None)
+        if self.live_display is None:
+            self.print_message(f"{name} ...")
+        start, next_line, first_done, previous_done, is_finished = time.monotonic(), FIRST_LINE_SECONDS, 0, -1, False
 
         def report(done: int, total: int) -> None:
-            show(done, total)
-            callback(name, done, total)
+            nonlocal start, next_line, first_done, previous_done, is_finished
+            now = time.monotonic()
+            # What is done at once was done by an earlier run. A stage also begins again for the student of each round.
+            if done < previous_done or (previous_done < 0 and now - start < RESUME_SECONDS):
+                start, next_line, first_done, is_finished = now, FIRST_LINE_SECONDS, done, False
+            previous_done, elapsed = done, now - start
+            left = elapsed * (total - done) / (done - first_done) if done > first_done else None
+            if self.live_display is not None and task is not None:
+                self.live_display.update(task, completed=done, total=total, end=None if left is None else now + left)
+            elif done == total and done > 0 and not is_finished:
+                is_finished = True
+                self.print_message(f"{name}: {done}/{total} done in {format_duration(elapsed)}")
+            elif done < total and left is not None and elapsed >= next_line:
+                next_line = elapsed + LINE_INTERVAL_SECONDS
+                times = f"{format_duration(elapsed)} so far, {format_duration(left)} left"
+                self.print_message(f"{name}: {done}/{total} ({done / total:.0%}), {times}")
+            if self.callback is not None:
+                self.callback(name, done, total)
 
         return report
-
-    def _begin(self, name: str) -> Progress:
-        if self.quiet:
-            return do_nothing
-        if self.live_display is None:
-            return self._begin_lines(name)
-        update = functools.partial(self.live_display.update, self.live_display.add_task(escape(name), total=None))
-        return lambda done, total: update(completed=done, total=total)
 
     def print_message(self, line: str) -> None:
         """Print one line that belongs to no stage."""
@@ -101,27 +119,6 @@ class Stages:
             self.live_display.console.print(Text(line))
         elif not self.quiet:
             print(line, file=self.stream, flush=True)
-
-    def _begin_lines(self, name: str) -> Progress:
-        start = last_line = time.monotonic()
-        previous_done, is_finished = 0, False
-        self.print_message(f"{name} ...")
-
-        def report(done: int, total: int) -> None:
-            nonlocal start, last_line, previous_done, is_finished
-            now = time.monotonic()
-            if done < previous_done:  # the stage begins again, as for a student that is trained in each round
-                start, last_line, is_finished = now, now, False
-            previous_done, elapsed = done, format_duration(now - start)
-            if done == total and done > 0 and not is_finished:
-                is_finished = True
-                self.print_message(f"{name}: {done}/{total} done in {elapsed}")
-            elif 0 < done < total and now - last_line >= LINE_INTERVAL_SECONDS:
-                last_line = now
-                remaining = format_duration((now - start) * (total - done) / done)
-                self.print_message(f"{name}: {done}/{total} ({done / total:.0%}), {elapsed} so far, {remaining} left")
-
-        return report
 
 
 @dataclass(eq=False)

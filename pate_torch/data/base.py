@@ -74,7 +74,6 @@ def assemble_dataset(
     *,
     class_names: tuple[str, ...],
     standardize: bool | Sequence[bool] = True,
-    constants: Constants | None = None,
     classes_origin: str = records.FROM_OWNER,
     categories_origin: str | None = None,
     size_origin: str = records.FROM_OWNER,
@@ -88,18 +87,17 @@ def assemble_dataset(
         evaluation: Test records.
         class_names: Name of each class.
         standardize: Features to standardize, as in ``compute_normalization``.
-        constants: Declared normalization constants. None to compute the constants from the public points.
         classes_origin: Origin of the classes.
         categories_origin: Origin of a table's categories. None if there are none.
         size_origin: Origin of the number of records.
         spec_facts: Further fields of ``DataSpec``.
     """
-    mean, std = compute_normalization(pool.x, standardize) if constants is None else constants
+    mean, std = compute_normalization(pool.x, standardize)
     spec_facts |= {"num_classes": len(class_names), "input_shape": tuple(pool.x.shape[1:])}
     spec = DataSpec(class_names=class_names, mean=mean, std=std, **spec_facts)
     origins = {
         records.CLASSES: classes_origin,
-        records.NORMALIZATION_CONSTANTS: records.FROM_PUBLIC_POINTS if constants is None else records.FROM_OWNER,
+        records.NORMALIZATION_CONSTANTS: records.FROM_PUBLIC_POINTS,
         records.NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
         records.CATEGORIES: categories_origin,
     }

@@ -130,7 +130,8 @@ def encode_sides(
         progress, start = stages(f"Encoding {subject}"), time.monotonic()
         x = sides[side]
         blocks = x.iterate_blocks(progress) if isinstance(x, PointStream) else x
-        feature_ND = encoder.encode(blocks, points, device=device, progress=progress)
+        is_private = side != "public"
+        feature_ND = encoder.encode(blocks, points, device=device, progress=progress, is_private=is_private)
         ms_per_point = 1000 * (time.monotonic() - start) / max(1, len(sides[side]))
         stages.print_message(f"Encoded {subject} by {encoder.name}: {ms_per_point:.2g} ms per point.")
         return feature_ND

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -105,7 +104,8 @@ class ImageFolder(FileSource):
                     raise
                 is_readable_N[row] = False
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's global interpreter lock
+        # Decoding releases Python's global interpreter lock.
+        with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             list(pool.map(read, range(len(images))))
         return Points(
             x=x,
@@ -122,30 +122,18 @@ class ImageFolderDataset(Dataset):
 
     Args:
         path: Folder.
-        size: Height and width to which images are resized. None for the size of the images, if all have one size.
-        shape: Shape [Ch, H, W] of all points. None for ``size`` and, unless all images are gray, three channels.
+        shape: Shape [Ch, H, W] to which images are converted: 1 channel for gray, 3 for color.
         key: Name of the argument, for messages.
 
     Raises:
-        ValueError: The folder has no images, or images of several sizes although ``size`` is None.
+        ValueError: The folder has no images.
     """
 
-    def __init__(
-        self, path: Path | str, *, size: int | None = None, shape: Sequence[int] | None = None, key: str = "path"
-    ) -> None:
-        self.path, self.key = Path(path).expanduser(), key
+    def __init__(self, path: Path | str, shape: Sequence[int], *, key: str = "path") -> None:
+        self.path, self.shape, self.key = Path(path).expanduser(), tuple(shape), key
         self.files = list_image_files(self.path)
         if not self.files:
             raise checks.error(key, str(path), "must be a folder with images", f"Looked in {self.path.absolute()}.")
-        if shape is None:
-            modes_and_sizes = Counter(_read_header(key, file) for file in self.files)
-            num_channels = 1 if all(mode in ("1", "L", "LA") for mode, _ in modes_and_sizes) else 3
-            (width, height), *others = {size for _, size in modes_and_sizes} if size is None else [(size, size)]
-            if others:
-                problem = f"has images of {len(others) + 1} sizes"
-                raise checks.error(key, str(path), problem, "Pass ImageFolderDataset(path, size=64), for example.")
-            shape = num_channels, height, width
-        self.shape = tuple(shape)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -154,6 +142,21 @@ class ImageFolderDataset(Dataset):
         file = self.files[row]
         folders = file.relative_to(self.path).parts
         return read_image(self.key, file, self.shape, RESIZE_METHOD), folders[0] if len(folders) > 1 else None
+
+
+def find_common_shape(key: str, path: Path | str, size: int | None) -> tuple[int, int, int]:
+    """Find the shape [Ch, H, W] of all public images of a folder: ``size`` if set, and 1 channel if all are gray."""
+    files = list_image_files(Path(path).expanduser())
+    modes, sizes = set[str](), set() if size is None else {(size, size)}
+    for file in files:
+        mode, file_size = _read_header(key, file)
+        modes.add(mode)
+        sizes |= {file_size} if size is None else set()
+    if len(sizes) > 1:
+        fix = 'Pass ImageFolderDataset("folder", shape=(3, 64, 64)), for example.'
+        raise checks.error(key, str(path), f"has images of {len(sizes)} sizes", fix)
+    (width, height) = sizes.pop() if sizes else (1, 1)
+    return 1 if modes <= {"1", "L", "LA"} else 3, height, width
 
 
 def _read_header(key: str, file: Path) -> tuple[str, tuple[int, int]]:

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 from torchvision.datasets import DatasetFolder
 
 from pate_torch.core import checks, rng
 from pate_torch.core.images import convert_images, has_fractions
 from pate_torch.core.progress import Progress, Stages, do_nothing
-from pate_torch.data.image_folder import ImageFolderDataset
+from pate_torch.data.image_folder import ImageFolderDataset, find_common_shape
 from pate_torch.privacy.records import DataSpec, convert_points
 
 _BLOCK_POINTS = 256
@@ -98,8 +98,8 @@ class PointStream:
             fix = "Pass loader.dataset." if isinstance(points, DataLoader) else ""
             raise checks.error(key, type(points).__name__, "must be a map-style Dataset, with len() and indices", fix)
         if isinstance(points, str | Path):
-            shape = None if form is None else form.shape
-            points = ImageFolderDataset(points, size=size, shape=shape, key=key)
+            shape = find_common_shape(key, points, size) if form is None else form.shape
+            points = ImageFolderDataset(points, shape, key=key)
         elif not isinstance(points, Dataset):
             points = points.detach().cpu().numpy() if isinstance(points, Tensor) else np.asarray(points)
         if len(points) == 0:
@@ -110,8 +110,9 @@ class PointStream:
         self.key, self.points, self.is_private = key, points, adjacency is not None
         self.is_readable_N, self.labels = np.ones(len(points), dtype=bool), list[Any]([None] * len(points))
         if form is None:
+            assert isinstance(points, np.ndarray) or not self.is_private, "the form is public"
             if isinstance(points, np.ndarray):  # values out of range are refused before the form is compared
-                convert_images(key, points[:_BLOCK_POINTS])
+                convert_images(key, points[:_BLOCK_POINTS], is_private=self.is_private)
             with rng.seeded_generators(0):
                 first = points[0]
             point = _to_array(first[0] if isinstance(first, tuple | list) else first)
@@ -152,17 +153,19 @@ class PointStream:
             block = self._read_block(rows)
             kept_by_row |= {row: block[row - begin].clone() for row in rows if row % stride == 0}
             yield block
-            progress(100 * rows.stop // len(self), 100)  # percentages, because the number of points may be private
+            progress(100 * rows.stop // len(self), 100)
         if not self.is_readable_N.any():
             problem = f"has no point that can be read and has the shape of the public points, {list(self.form.shape)}"
             raise checks.error(self.key, type(self.points).__name__, problem)
         self._check_second_reading(kept_by_row)
 
     def _check_second_reading(self, kept_by_row: dict[int, Tensor]) -> None:
-        for row in reversed(kept_by_row):
-            if not torch.equal(self._read_block(range(row, row + 1))[0], kept_by_row[row]):
-                problem = "returns other values when a point is read a second time"
-                raise checks.error(self.key, type(self.points).__name__, problem, "Use transforms without a state.")
+        second_by_row = {row: self._read_block(range(row, row + 1))[0] for row in reversed(kept_by_row)}
+        # Bytes, because NaN is not equal to itself. One private record alone stops no run.
+        differs = [second_by_row[row].numpy().tobytes() != x.numpy().tobytes() for row, x in kept_by_row.items()]
+        if sum(differs) > (len(differs) // 2 if self.is_private else 0):
+            problem = "returns other values when a point is read a second time"
+            raise checks.error(self.key, type(self.points).__name__, problem, "Use transforms without a state.")
 
     def _read_block(self, rows: range) -> Tensor:
         if isinstance(self.points, np.ndarray):
@@ -171,8 +174,8 @@ class PointStream:
             )
             self.is_readable_N[rows.start : rows.stop] = is_finite
             return torch.from_numpy(np.where(is_finite[:, None, None, None], pixels, 0).astype(np.uint8))
-        if isinstance(self.points, ImageFolderDataset):  # decoding draws no random numbers and releases Python's lock
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+        if type(self.points) is ImageFolderDataset:  # decoding draws no random numbers and releases Python's lock
+            with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 return torch.stack(list(pool.map(self._read_point, rows)))
         return torch.stack([self._read_point(row) for row in rows])
 
@@ -188,7 +191,7 @@ class PointStream:
         return torch.zeros(self.form.shape, dtype=torch.uint8 if self.form.is_image else torch.float32)
 
     def _convert_item(self, row: int) -> Tensor:
-        if isinstance(self.points, ImageFolderDataset):
+        if type(self.points) is ImageFolderDataset:
             item = self.points[row]
         else:
             with rng.seeded_generators(0):
@@ -210,6 +213,8 @@ class PointStream:
 def _is_sorted_by_path(points: Any) -> bool:
     while isinstance(points, Subset):
         points = points.dataset
+    if isinstance(points, ConcatDataset):
+        return any(map(_is_sorted_by_path, points.datasets))
     return isinstance(points, DatasetFolder | ImageFolderDataset)
 
 

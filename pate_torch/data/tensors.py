@@ -1,106 +1,17 @@
-"""Data sets of tensors in memory."""
+"""Readers of points, labels and private records that are tensors, arrays, datasets or folders of images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.data.base import Constants, DatasetSource, SourceFacts, assemble_dataset, check_name
-from pate_torch.data.streams import PointStream, is_streamed
-from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool, convert_labels, convert_points
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Tensors(DatasetSource):
-    """A data set of tensors: private records, public points, and test records.
-
-    Points are uint8 images [*, Ch, H, W] or floating-point rows [*, D], which become float32.
-
-    Attributes:
-        name: Declared name.
-        x: Private records.
-        y: Labels of the private records, integers in 0..C-1.
-        pool_x: Public points.
-        test_x: Test records.
-        test_y: Labels of the test records.
-        class_names: Names of all classes, or their number C. Classes are never taken from ``y``.
-        pool_y: True labels of the public points. None if the labels are not known.
-        unit_id: Ids [N] of the privacy units. None if each record is a unit, even if it equals another.
-        unit: Privacy unit: "record" or "group:<name>".
-        mean: Mean of each channel or feature. None to compute mean and std from the public points.
-        std: Standard deviation of each channel or feature. None if ``mean`` is None.
-        benchmark: Whether the records are public data, so that accuracies on private records may be shown.
-        nominal_size: Publicly declared approximate number of private records.
-    """
-
-    name: str
-    x: Tensor
-    y: Tensor
-    pool_x: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    class_names: Sequence[str] | int
-    pool_y: Tensor | None = None
-    unit_id: Sequence[str] | np.ndarray | None = None
-    unit: str = "record"
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    benchmark: bool = False
-    nominal_size: int | None = None
-
-    def __post_init__(self) -> None:
-        check_name(self.name)
-        if (self.mean is None) != (self.std is None):
-            raise checks.error("std", self.std, "must be given together with mean")
-
-    def __repr__(self) -> str:
-        return f"Tensors({self.name!r}, content withheld)"
-
-    def declared_facts(self) -> SourceFacts:
-        return SourceFacts(
-            name=self.name,
-            num_classes=len(self._class_names),
-            num_private=self.nominal_size,
-            num_public=len(self.pool_x),
-            is_benchmark=self.benchmark,
-        )
-
-    @property
-    def _class_names(self) -> tuple[str, ...]:
-        names = range(self.class_names) if isinstance(self.class_names, int) else self.class_names
-        return tuple(map(str, names))
-
-    def load(self) -> Dataset:
-        classes = self._class_names
-        if len(classes) < 2:
-            raise checks.error("class_names", self.class_names, "must list at least two classes")
-        private = build_private_data(self.x, self.y, self.unit_id, self.unit, classes, public_x=self.pool_x)
-        x, pool_x, test_x = private.x, parse_points("pool_x", self.pool_x), parse_points("test_x", self.test_x)
-        for key, part_x in (("pool_x", pool_x), ("test_x", test_x)):
-            if part_x.shape[1:] != x.shape[1:] or part_x.dtype != x.dtype:
-                raise checks.error(key, tuple(part_x.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
-        test_y = parse_labels("test_y", self.test_y, len(test_x), len(classes))
-        pool_y = None if self.pool_y is None else parse_labels("pool_y", self.pool_y, len(pool_x), len(classes))
-        constants: Constants | None = None
-        if self.mean is not None and self.std is not None:
-            constants = tuple(map(float, self.mean)), tuple(map(float, self.std))
-        return assemble_dataset(
-            private,
-            PublicPool(pool_x),
-            Evaluation(test_x, test_y, pool_y),
-            name=self.name,
-            class_names=classes,
-            constants=constants,
-            benchmark=self.benchmark,
-            nominal_size=self.nominal_size,
-        )
+from pate_torch.data.streams import PointForm, PointStream, is_streamed
+from pate_torch.privacy.records import PrivateRecords, convert_labels, convert_points
 
 
 def build_private_data(
@@ -123,9 +34,11 @@ def build_private_data(
     """
     is_readable_N, num_classes = None, len(class_names)
     if is_streamed(x):
-        if public_x is None and not hasattr(x, "shape"):
+        if public_x is None and not hasattr(x, "ndim"):
             raise checks.error("public_x", None, "must be given, because the public points fix the form of all points")
         form = PointStream("public_x", public_x).form if is_streamed(public_x) else None
+        if form is None and not hasattr(x, "ndim"):
+            form = PointForm(tuple(parse_points("public_x", public_x).shape[1:]))
         stream = PointStream("x", x, form, adjacency=adjacency)
         x, is_readable_N = stream.load(stages), stream.is_readable_N
         if y is None:

@@ -98,12 +98,6 @@ class View:
     mask: float = 0.0
     jitter: float = 0.0
 
-    def __post_init__(self) -> None:
-        checks.non_negative("elastic", self.elastic)
-        checks.between("cutout", self.cutout, 0, 1)
-        checks.between("mask", self.mask, 0, 1)
-        checks.non_negative("jitter", self.jitter)
-
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         """Distort and normalize raw points [B, ...]. The generator must be on the device of the points."""
         if spec.is_image:

@@ -27,12 +27,11 @@ from pate_torch.core import checks, rng
 from pate_torch.core.device import run_in_parallel, to_device
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
-from pate_torch.core.progress import Progress, Stages, do_nothing
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
 from pate_torch.features.base import Device, FeatureRecipe
-from pate_torch.features.neighbors import to_graph_device
 from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
-from pate_torch.privacy.records import DataSpec, PublicPool
+from pate_torch.privacy.records import DataSpec
 
 PRECISIONS = ("float32", "bfloat16", "auto")
 _MAX_CACHED_ENCODERS = 8
@@ -148,24 +147,6 @@ class ContrastiveFeatures(FeatureRecipe):
                 parameter.grad = None
             progress(step + 1, self.steps)
         return encoder.eval().to(memory_format=torch.contiguous_format)
-
-
-def learn_encoder(
-    recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
-) -> nn.Module | None:
-    """Learn an encoder from the public points alone. Return None if ``recipe`` is None."""
-    if recipe is None:
-        return None
-    progress = stages("Learning features of the public points")
-    return recipe.learn(pool.x, spec, seed=seed, device=device, progress=progress)
-
-
-def learn_features(
-    recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
-) -> Tensor | None:
-    """Compute features of length 1 of the public points, float32 [P, D]. Return None if ``recipe`` is None."""
-    encoder = None if recipe is None else learn_encoder(recipe, pool, spec, seed, device, stages)
-    return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 
 def autocast(precision: str, device: torch.device) -> Any:

@@ -13,6 +13,7 @@ other units, and an encoder changes no sensitivity.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -187,23 +188,42 @@ class Encoder:
             raise checks.error("encoder", unknown[0], "must be weights or tokenizer")
         return cls(name=card.name, network=network, **files, **card.options)  # type: ignore[arg-type]
 
-    @staticmethod
-    def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
-        """Return the paths of the files of a published encoder, by "weights" and "tokenizer"."""
-        names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
-        return {key: str(folder / name) for key, name in names.items() if name is not None}
-
     def encode(
-        self, x: Any, points: DataSpec = TEXT_SPEC, *, device: Device = "cpu", progress: Progress = do_nothing
+        self,
+        x: Any,
+        points: DataSpec = TEXT_SPEC,
+        *,
+        device: Device = "cpu",
+        progress: Progress = do_nothing,
+        is_private: bool = False,
     ) -> Tensor:
         """Compute features [N, D], float32 on the CPU. The features of a point do not depend on other points.
 
-        ``x`` are the points, or an iterator over blocks of them. The features do not depend on the blocks.
+        ``x`` are the points, or an iterator over blocks of them. The features do not depend on the blocks. If a private
+        point (``is_private``) raises an error in the encoder, its features are NaN.
         """
         run = self.make_runner(points, device)
 
+        def run_alone(x_B: Tensor) -> Tensor:
+            """PRIVATE. Encode each point of a batch without the others, in its own position."""
+            feature_BD = torch.full_like(run(torch.zeros_like(x_B)), torch.nan)
+            for row, point in enumerate(x_B):
+                single_x = torch.zeros_like(x_B)
+                single_x[row] = point
+                with contextlib.suppress(Exception):
+                    feature_BD[row] = run(single_x)[row]
+            return feature_BD
+
+        def run_batch(x_B: Tensor) -> Tensor:
+            try:
+                return run(x_B)
+            except Exception:  # a module of the user may raise anything, and the message may quote the point
+                if not is_private:
+                    raise
+            return run_alone(x_B)
+
         def encode_batches(batches: Iterator[Tensor]) -> Tensor:
-            return torch.stack([run(x_B) for x_B in batches]).cpu()  # one copy from a GPU
+            return torch.stack([run_batch(x_B) for x_B in batches]).cpu()  # one copy from a GPU
 
         blocks = x if isinstance(x, Iterator) else [x]
         report = do_nothing if isinstance(x, Iterator) else progress  # the reader of the blocks reports them

@@ -112,39 +112,23 @@ def make_onnx_runtime(weights: Path) -> Runtime:
     return run
 
 
-_TENSOR_FIELDS: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 25: "function"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {},
-}
-"""Numbers of the fields of each message of an ONNX file that lead to tensors. Source: onnx.proto."""
-_EXTERNAL_DATA_FIELD, _DATA_LOCATION_FIELD = 13, 14
-
-
 def check_no_external_data(weights: Path) -> None:
     """Raise ValueError if an ONNX file is damaged or has tensors in other files, which its hash does not cover."""
-    # onnxruntime installs protobuf without the classes of ONNX. An empty message keeps every field as unknown.
-    protobuf = import_optional("google.protobuf.message", "onnx", "features.weights", str(weights))
-    empty = importlib.import_module("google.protobuf.empty_pb2").Empty
-    make_fields = importlib.import_module("google.protobuf.unknown_fields").UnknownFieldSet
-    pending = [("model", weights.read_bytes())]
+    onnx = import_optional("onnx", "onnx", "features.weights", str(weights))
+    from google.protobuf.message import DecodeError, Message
+
     try:
-        while pending:
-            kind, content = pending.pop()
-            for field in make_fields(empty.FromString(content)):
-                number, value = field.field_number, field.data
-                is_external = number == _EXTERNAL_DATA_FIELD or (number == _DATA_LOCATION_FIELD and value != 0)
-                if kind == "tensor" and is_external:
-                    fix = "Export the network with all tensors in one file."
-                    raise checks.error("features.weights", str(weights), "has tensors in another file", fix)
-                if number in _TENSOR_FIELDS[kind] and isinstance(value, bytes):
-                    pending.append((_TENSOR_FIELDS[kind][number], value))
-    except protobuf.DecodeError as error:
+        pending = [onnx.load(weights, load_external_data=False)]
+    except DecodeError as error:
         raise checks.error("features.weights", str(weights), "is not a readable ONNX file (truncated)") from error
+    while pending:
+        message = pending.pop()
+        if isinstance(message, onnx.TensorProto) and (message.external_data or message.data_location):
+            fix = "Export the network with all tensors in one file."
+            raise checks.error("features.weights", str(weights), "has tensors in another file", fix)
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                pending += [value] if isinstance(value, Message) else value
 
 
 def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:

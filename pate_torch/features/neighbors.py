@@ -19,8 +19,6 @@ from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
 """Number of entries in a block of distances. A block fits the cache of a CPU core, or keeps a GPU busy (256 MB)."""
-_GROUP_COLUMNS = 16
-"""Number of columns in a group of the search for the smallest entries (``_select_smallest``)."""
 
 
 @single_thread_mode()  # the rounding depends on the number of threads
@@ -59,11 +57,6 @@ class Graph:
 
     def __len__(self) -> int:
         return int(self.weight_PP.shape[0])
-
-    @property
-    def device(self) -> torch.device:
-        """The device of products with the graph: the CPU."""
-        return torch.device("cpu")
 
     def __matmul__(self, value_PC: Tensor) -> Tensor:
         # SciPy multiplies row by row in one thread, so results have the same bits on every machine.
@@ -106,28 +99,8 @@ def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
         squared_BP = torch.add(norm_P, norm_B[:, None], out=buffer_BP[: len(x_BD)])
         squared_BP.addmm_(x_BD, x_PD.T, alpha=-2)
         squared_BP.diagonal(start).fill_(torch.inf)
-        parts.append(_select_smallest(squared_BP, count))
+        parts.append(squared_BP.topk(count, dim=1, largest=False))
     return torch.cat([values for values, _ in parts]).clamp(min=0), torch.cat([indices for _, indices in parts])
-
-
-def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Select the ``count`` smallest entries of each row, in increasing order, and their indices, both [B, count].
-
-    Columns are divided into groups. The smallest entries lie in the groups with the ``count`` smallest minima, so only
-    these groups are sorted.
-    """
-    groups = value_BP.shape[1] // _GROUP_COLUMNS
-    if groups <= count:
-        smallest = value_BP.topk(count, dim=1, largest=False)
-        return smallest.values, smallest.indices
-    index_P = torch.arange(value_BP.shape[1], device=value_BP.device)
-    num_grouped = groups * _GROUP_COLUMNS
-    index_GM, index_R = index_P[:num_grouped].view(_GROUP_COLUMNS, groups).T, index_P[num_grouped:]
-    minimum_BG = value_BP[:, :num_grouped].unflatten(1, (_GROUP_COLUMNS, groups)).amin(1)
-    group_BK = minimum_BG.topk(count, dim=1, largest=False, sorted=False).indices
-    index_BR = torch.cat([index_GM[group_BK].flatten(1), index_R.expand(len(value_BP), -1)], 1)
-    smallest = value_BP.gather(1, index_BR).topk(count, dim=1, largest=False)
-    return smallest.values, index_BR.gather(1, smallest.indices)
 
 
 @single_thread_mode()  # the rounding depends on the number of threads

@@ -6,8 +6,7 @@ labels, which is post-processing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -19,10 +18,9 @@ from pate_torch.core.rng import make_numpy_generator
 from pate_torch.hypotheses import classes, exponential, prediction
 from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps
 from pate_torch.hypotheses.sample import Floats, Sample
-from pate_torch.privacy.noise import NoiseProvider
+from pate_torch.privacy.noise import DryRunNoise, NoiseProvider
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
-from pate_torch.privacy.sensitive import Sensitivity
 
 HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
 
@@ -230,37 +228,12 @@ ALGORITHMS = {
 }
 
 
-# ---- Prices ----------------------------------------------------------------------------------------------------------
-
-
-class _PriceSignal(Exception):
-    def __init__(self, events: tuple[PrivacyEvent, ...]) -> None:
-        self.events = events
-
-
-@dataclass(frozen=True)
-class _PriceProbe:
-    """Noise provider that stops an algorithm at its charge, by an exception with the charged events."""
-
-    kind: str
-
-    def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Accept every adjacency. The account checks the adjacency when the release is charged."""
-
-    @contextmanager
-    def spend(self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = "") -> Iterator[Any]:
-        raise _PriceSignal(tuple(events))
-        yield  # makes this function a generator
-
-
 def plan_events(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
-    """Compute the events that the algorithm would charge for this problem, without drawing noise.
+    """Compute the events that the algorithm would charge for this problem, by a dry run that charges nothing.
 
     Raises:
         ValueError: The algorithm cannot solve the problem.
     """
-    try:
-        algorithm.learn(problem, _PriceProbe(kind))
-    except _PriceSignal as signal:
-        return signal.events
-    return ()  # nothing is charged if the class has a single dichotomy of the public points
+    noise = DryRunNoise(kind)
+    algorithm.learn(problem, noise)
+    return noise.events  # none if the class has a single dichotomy of the public points

@@ -70,9 +70,6 @@ class Sample:
     def select(self, index: Ints | slice) -> Sample:
         return Sample(self.x[index], self.y[index])
 
-    def __repr__(self) -> str:
-        return "Sample(content withheld)"
-
 
 def draw_without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
     """Draw a uniform subset of 0..n-1 from the noise source, because amplification needs the subset to be secret."""

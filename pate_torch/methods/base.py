@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +36,7 @@ from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, PublicPool, R
 from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.recipe import TrainingExecution
 from pate_torch.teachers.store import TeacherStore
 
 _KEYS = {"subject": "who", "procedure": "how", "query_sentence": "questions"}
@@ -136,6 +137,7 @@ class MethodInputs:
         facts: Public facts about the records, including the public points.
         seed: Seed of splits, initialization and batches. It never seeds noise.
         device: Device on which networks are trained.
+        execution: Settings that decide how fast teachers are trained.
         store: PRIVATE. Store of teachers and of keyed hashes.
         ledger: Ledger that holds the account. None on ranks above 0 of torchrun.
         stages: Display of progress.
@@ -151,6 +153,7 @@ class MethodInputs:
     facts: DatasetFacts
     seed: int
     device: torch.device
+    execution: TrainingExecution = field(default_factory=TrainingExecution)
     store: TeacherStore
     ledger: Ledger | None = None
     stages: Stages

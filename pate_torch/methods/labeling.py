@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pate_torch.accounting import calibration
 from pate_torch.accounting.accountant import compute_guarantee
@@ -26,7 +26,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.base import FeatureRecipe
-from pate_torch.features.contrastive import learn_features
+from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
@@ -238,10 +238,17 @@ class LabelingMethod(PrivateMethod):
             "answered_by": description.to_dict(),
         }
 
+    def learn_encoder(self, inputs: MethodInputs) -> nn.Module | None:
+        """Learn an encoder from the public points alone. Return None if ``features`` is None."""
+        if self.features is None:
+            return None
+        facts, progress = inputs.facts, inputs.stages("Learning features of the public points")
+        return self.features.learn(facts.pool.x, facts.spec, seed=inputs.seed, device=inputs.device, progress=progress)
+
     def learn_features(self, inputs: MethodInputs) -> Tensor | None:
         """Learn unit-length features of the public points, float32 [P, D]. Return None if ``features`` is None."""
-        facts = inputs.facts
-        return learn_features(self.features, facts.pool, facts.spec, inputs.seed, inputs.device, inputs.stages)
+        encoder, facts = self.learn_encoder(inputs), inputs.facts
+        return None if encoder is None else to_graph_device(encode(encoder, facts.pool.x, facts.spec), inputs.device)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -335,7 +342,8 @@ class PreparedLabeling(PreparedMethod):
         rounds = min(self.query.rounds, self.num_queries)
         spending.record_cost(())  # a strategy may choose no question at all
         # The id of the reservation connects the release with its charge in the ledger.
-        release = Release.from_reservation(spending.id, spending.reserved_events)
+        empty_Q = torch.zeros(0, dtype=torch.int64)
+        release = Release(spending.id, empty_Q, empty_Q, (), spending.reserved_events)
         values, feature_PD, student_PC = self.sensitive, self.feature_PD, None
         opened_votes: list[Votes | CellHistogram] = []
         for round_index in range(rounds):
@@ -351,8 +359,13 @@ class PreparedLabeling(PreparedMethod):
             if len(query_Q) == 0:
                 break
             round_values = values.select(query_Q)
-            context = release.make_context(
-                self.num_queries, rounds, None if student_PC is None else student_PC[query_Q]
+            context = MechanismContext(
+                num_queries=self.num_queries,
+                rounds=rounds,
+                round_index=round_index,
+                num_failures=int((~release.answered_Q).sum()),
+                num_answered=int(release.answered_Q.sum()),
+                student_QC=None if student_PC is None else student_PC[query_Q],
             )
             answers = spending.accept(self.mechanism.release(round_values, spending.noise, context))
             spending.record_cost(answers.events)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.batch_invariant import map_batch_invariant
-from pate_torch.features.contrastive import embed, learn_encoder
+from pate_torch.features.contrastive import embed
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
@@ -83,7 +83,7 @@ class RecordMethod(LabelingMethod):
             )
 
         with inputs.clock("records"):
-            encoder = learn_encoder(self.features, facts.pool, facts.spec, inputs.seed, inputs.device, inputs.stages)
+            encoder = self.learn_encoder(inputs)
             records = encode_records(encoder)
         return PreparedLabeling.from_method(
             self,

@@ -104,9 +104,6 @@ class CellCounter:
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
         return CellHistogram(counts_QC, self.sensitivity, assign_cells(self.feature_PD, query_QD))
 
-    def __repr__(self) -> str:
-        return "CellCounter(content withheld)"
-
 
 def describe(unit: str) -> MethodDescription:
     """Describe the method for reports, given the privacy unit."""

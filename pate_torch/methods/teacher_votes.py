@@ -42,9 +42,6 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import EnsembleFinder, Identity, StoredEnsemble
 from pate_torch.teachers.training import train
 
-Tally = Callable[[TeacherEnsemble], Tensor]
-"""PRIVATE. Function that counts the votes of an ensemble on the public points, int32 [P, C]."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherVotes(VotingMethod):
@@ -146,6 +143,7 @@ class TeacherVotes(VotingMethod):
                 self.teacher,
                 seed=seed,
                 device=device,
+                execution=inputs.execution,
                 trunk=trunk,
                 checkpoint_dir=checkpoint_dir,
                 progress=inputs.stages(f"Training {self.num_teachers} teachers"),
@@ -156,14 +154,14 @@ class TeacherVotes(VotingMethod):
 
     def _count_votes(self, ensemble: TeacherEnsemble, inputs: MethodInputs, *, all_ranks: bool) -> Votes:
         """PRIVATE. Count the votes. With ``all_ranks``, every rank of torchrun evaluates its share of the teachers."""
-        tally = self._make_tally(inputs, all_ranks=all_ranks)
-        if all_ranks:
-            return tally_over_ranks(ensemble, tally, len(inputs.facts.pool))
-        return Votes(tally(ensemble), len(ensemble))
+        vote, pool_x = self._make_vote(inputs, all_ranks=all_ranks), inputs.facts.pool.x
+        progress = inputs.stages("Counting votes")
+        tally = functools.partial(TeacherEnsemble.tally, x=pool_x, device=inputs.device, progress=progress, vote=vote)
+        return tally_over_ranks(ensemble, tally, len(pool_x)) if all_ranks else Votes(tally(ensemble), len(ensemble))
 
-    def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
-        progress, pool_x = inputs.stages("Counting votes"), inputs.facts.pool.x
-        return lambda teachers: teachers.tally(pool_x, device=inputs.device, progress=progress)
+    def _make_vote(self, inputs: MethodInputs, *, all_ranks: bool) -> Callable[[Tensor], Tensor] | None:
+        """PRIVATE. Make the function ``vote`` of ``TeacherEnsemble.predict``. None if teachers vote independently."""
+        return None
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:
         """Return a key of the settings that decide the votes. Empty if only the teachers and the pool decide them."""
@@ -178,7 +176,7 @@ class TeacherVotes(VotingMethod):
             dataset=inputs.facts.spec.name,
             fingerprint=inputs.store.compute_fingerprint(inputs.records),
             partition=dataclasses.asdict(inputs.facts.partition),  # type: ignore[call-overload]
-            configuration=self.teacher.to_configuration() | pool,
+            configuration=dataclasses.asdict(self.teacher) | pool,
             seed=inputs.seed,
             num_teachers=self.num_teachers,
         )

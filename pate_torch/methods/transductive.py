@@ -12,10 +12,11 @@ one record changes one teacher, and a teacher has one vote on each question.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -23,8 +24,6 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.device import to_device
-from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.neighbors import (
     Graph,
     build_neighbor_graph,
@@ -34,10 +33,9 @@ from pate_torch.features.neighbors import (
     to_graph_device,
 )
 from pate_torch.methods.base import MethodInputs
-from pate_torch.methods.teacher_votes import Tally, TeacherVotes
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.partition import DatasetFacts
-from pate_torch.teachers import distributed, voting
-from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers import distributed
 
 _MAX_TAIL_WEIGHT = 1e-3
 """Total weight of the longer paths in the graph below which propagation stops."""
@@ -75,81 +73,35 @@ class TransductiveTeacherVotes(TeacherVotes):
             raise checks.error("method", self.name, "needs at least two public points", "Use method=teachers.")
         super().validate(facts)
 
-    def build_joint_votes(self, feature_PD: Tensor) -> JointVotes:
-        """Build the graph of public points with these features, float32 [P, D], on which the teachers vote."""
-        return JointVotes(build_neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
+    def build_vote(self, feature_PD: Tensor) -> Callable[[Tensor], Tensor]:
+        """Build the graph of public points with these features, float32 [P, D], on which ``vote`` labels the points."""
+        return functools.partial(self.vote, build_neighbor_graph(feature_PD, self.neighbors))
 
-    def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
+    def vote(self, graph: Graph, logits_PC: Tensor) -> Tensor:
+        """PRIVATE. Return the class of each public point by one teacher, [P], given its logits on all of them, [P, C].
+
+        Every teacher is evaluated alone and in the same shapes, so that the records of other teachers do not influence
+        even the rounding.
+        """
+        probability_PC, num_classes = logits_PC.softmax(1), logits_PC.shape[1]
+        if self.balance:
+            probability_PC = sinkhorn_balance(probability_PC, torch.full((num_classes,), 1 / num_classes))
+        if self.alpha > 0:
+            steps = math.ceil(math.log(_MAX_TAIL_WEIGHT) / math.log(self.alpha))
+            probability_PC = propagate_labels(graph, probability_PC, self.alpha, steps)
+        return probability_PC.argmax(1)
+
+    def _make_vote(self, inputs: MethodInputs, *, all_ranks: bool) -> Callable[[Tensor], Tensor]:
         feature_PD, facts = None, inputs.facts  # rank 0 computes the features for all ranks
         if distributed.is_main():
             learned_PD = self.learn_features(inputs)
             feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learned_PD is None else learned_PD.cpu()
         if all_ranks or feature_PD is None:
             feature_PD = distributed.broadcast_object(feature_PD)
-        joint_votes = self.build_joint_votes(to_graph_device(feature_PD, inputs.device))
-        progress = inputs.stages("Counting votes")
-        return lambda teachers: joint_votes.tally(teachers, facts.pool.x, inputs.device, progress)
+        return self.build_vote(to_graph_device(feature_PD, inputs.device))
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:
         feature_options = {} if self.features is None else asdict(cast(Any, self.features)) | {"seed": inputs.seed}
         options = {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
         facts = {"transduction": options, "representation": feature_options}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, eq=False)
-class JointVotes:
-    """Voting of teachers on the public points of a graph, with the options of ``TransductiveTeacherVotes``."""
-
-    graph: Graph
-    alpha: float
-    balance: bool
-
-    def predict(
-        self,
-        ensemble: TeacherEnsemble,
-        pool_x: Tensor,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
-    ) -> Tensor:
-        """PRIVATE. Predict the class of each raw public point by each teacher, [K, P]; ties go to the lowest class.
-
-        Every teacher is evaluated alone and in the same shapes, so that the records of other teachers do not influence
-        even the rounding.
-        """
-        if len(pool_x) != len(self.graph):
-            raise ValueError(f"votes: the graph has {len(self.graph)} points, but the pool has {len(pool_x)}")
-        num_classes = ensemble.network["num_classes"]
-        label_KP = torch.zeros(len(ensemble), len(pool_x), dtype=voting.get_label_dtype(num_classes))
-
-        def store_labels(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
-            logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
-            on_graph = (to_device(logits_PC, self.graph.device) for logits_PC in logits_kPC)
-            label_KP[rows] = torch.stack(
-                [self._propagate(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]
-            ).cpu()
-
-        ensemble.forward_batches(pool_x, store_labels, device=device, progress=progress)
-        label_KP[~ensemble.trained_K] = 0
-        return label_KP
-
-    def tally(
-        self,
-        ensemble: TeacherEnsemble,
-        pool_x: Tensor,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
-    ) -> Tensor:
-        """PRIVATE. Count the votes of all teachers for each class, int32 [P, C]."""
-        return voting.tally(self.predict(ensemble, pool_x, device, progress), ensemble.network["num_classes"])
-
-    def _propagate(self, probability_PC: Tensor) -> Tensor:
-        num_classes = probability_PC.shape[1]
-        if self.balance:
-            probability_PC = sinkhorn_balance(
-                probability_PC, torch.full((num_classes,), 1 / num_classes, device=self.graph.device)
-            )
-        if self.alpha == 0:
-            return probability_PC
-        steps = math.ceil(math.log(_MAX_TAIL_WEIGHT) / math.log(self.alpha))
-        return propagate_labels(self.graph, probability_PC, self.alpha, steps)

@@ -21,6 +21,7 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import ReplaceOne, select
 from pate_torch.privacy.records import Dataset, MechanismContext
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.teachers.recipe import TrainingExecution
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
 
@@ -97,10 +98,11 @@ class Pilot:
             problem = f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each"
             raise checks.error("pilot.dataset", config.dataset, problem, "Use more public data or more teachers.")
         records = replace(select(data.private, np.arange(num_teachers * shard_size)), unit="record")
-        recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS), backend="vectorized")
+        recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS))
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
         shards = ReplaceOne().make_shards(records, num_teachers, self.seed)
-        ensemble = train(records, data.spec, shards, recipe, seed=self.seed, trunk=trunk)
+        execution = TrainingExecution(backend="vectorized")
+        ensemble = train(records, data.spec, shards, recipe, seed=self.seed, execution=execution, trunk=trunk)
         probability_KQC = ensemble.predict_proba(data.pool.x[: config.num_queries])
         return count_votes(probability_KQC.argmax(-1), data.spec.num_classes)
 

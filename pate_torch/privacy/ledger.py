@@ -28,7 +28,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pate_torch.accounting.accountant import Guarantee
 from pate_torch.accounting.events import PrivacyEvent, to_json
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.core import checks, run_folders
@@ -319,10 +318,6 @@ class Ledger:
             facts |= {"stopped": True} if is_stopped else {}
             self._chain.append("commit", account.name, {**(digests or {}), **facts})
         return self.get_account(account.name)
-
-    def get_guarantee(self, account: str) -> Guarantee | None:
-        """Return the guarantee of all reservations of the account together (``Account.guarantee``)."""
-        return self.get_account(account).guarantee
 
     def get_charges(self, account: str) -> Mapping[str, Charge]:
         """Return every reservation of the account by its id, in order."""

@@ -368,9 +368,6 @@ class PrivateRecords:
     def __len__(self) -> int:
         return len(self.y)
 
-    def __repr__(self) -> str:
-        return "PrivateRecords(content withheld)"
-
 
 def find_unusable_rows(
     x: Tensor, y: Tensor, num_classes: int | None = None, is_readable_N: np.ndarray | None = None
@@ -502,9 +499,6 @@ class Evaluation:
     y: Tensor
     pool_y: Tensor | None = None
     public: bool = True
-
-    def __repr__(self) -> str:
-        return "Evaluation(labels withheld)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -733,23 +727,6 @@ class Release:
     cell_RP: Tensor | None = None
     score_RPC: Tensor | None = None
     model: LinearModel | None = None
-
-    @classmethod
-    def from_reservation(cls, id: str, reserved_events: tuple[PrivacyEvent, ...]) -> Release:
-        """Make a release without questions."""
-        empty_Q = torch.zeros(0, dtype=torch.int64)
-        return cls(id, empty_Q, empty_Q, (), reserved_events)
-
-    def make_context(self, num_queries: int, rounds: int, student_QC: Tensor | None) -> MechanismContext:
-        """Make the context of the next round from the answers so far."""
-        return MechanismContext(
-            num_queries=num_queries,
-            rounds=rounds,
-            round_index=len(self.queries_per_round),
-            num_failures=int((~self.answered_Q).sum()),
-            num_answered=int(self.answered_Q.sum()),
-            student_QC=student_QC,
-        )
 
     def append_round(
         self, query_Q: Tensor, answers: Answers, incurred_events: tuple[PrivacyEvent, ...], cell_P: Tensor | None

@@ -373,7 +373,7 @@ def format_value(value: Any) -> str:
         return ""
     try:
         is_missing = bool(value != value)  # NaN, and the missing times of pandas
-    except TypeError:  # pandas.NA cannot be compared
+    except Exception:  # pandas.NA, arrays and signaling NaN have no such comparison
         is_missing = True
     if is_missing:
         return ""

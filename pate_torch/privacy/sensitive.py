@@ -199,9 +199,6 @@ class SoftVotes:
         """Count the scores in bins shifted by half a bin, without the half bins at the ends; int64 [Q S, bins - 1]."""
         return _count_bins((self.score_KQS.double() * bins + 0.5).floor() - 1, bins - 1)
 
-    def __repr__(self) -> str:
-        return f"SoftVotes({len(self)} queries, content withheld)"
-
 
 def _count_bins(bin_KQS: Tensor, bins: int) -> Tensor:
     """Count the bin numbers in 0..bins-1 for each question and score, int64 [Q S, bins]."""
@@ -269,9 +266,6 @@ class CellHistogram:
         """Select the counts of some questions, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
-    def __repr__(self) -> str:
-        return f"CellHistogram({len(self)} questions, content withheld)"
-
 
 UNIT_COUNT_GRID = 1 << 16
 """Number of grid steps in one unit of ``UnitCounts``."""
@@ -319,9 +313,6 @@ class UnitCounts:
 
     def select(self, index_Q: Tensor) -> UnitCounts:
         return self
-
-    def __repr__(self) -> str:
-        return "UnitCounts(content withheld)"
 
 
 GRID_STEPS = 1 << 15
@@ -418,10 +409,6 @@ class GradientSums:
         """Shape of the model's weights, (D, C)."""
         return self.z_ND.shape[1], self.num_classes
 
-    @property
-    def adjacency(self) -> str | None:
-        return self.sensitivity.adjacency
-
     def compute_gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
         """PRIVATE. Compute the sum of the clipped gradients of all records in units of 1/UNIT_NORM, int64 [D, C].
 
@@ -458,6 +445,3 @@ class GradientSums:
         if self.whitening is None:
             return None
         return LinearModel(weight_DC.float(), torch.zeros(self.num_classes), self.whitening, self.neighbors)
-
-    def __repr__(self) -> str:
-        return f"GradientSums(adjacency={self.adjacency!r}, content withheld)"

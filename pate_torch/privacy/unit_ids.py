@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
@@ -102,12 +103,10 @@ def number_copies(names: UnitIds) -> UnitIds:
     Copies must be equal in all that is computed from them. Adding or removing a copy then adds or removes the last name
     and renames no other unit.
     """
-    order = np.argsort(names, kind="stable")
-    first = np.concatenate([[True], names[order][1:] != names[order][:-1]]) if len(names) else np.zeros(0, bool)
-    place = np.arange(len(names)) - np.maximum.accumulate(np.where(first, np.arange(len(names)), 0))
-    copy_N = np.empty(len(names), dtype=np.int64)
-    copy_N[order] = place + 1
-    numbered = [name if copy == 1 else f"{name} {copy}" for name, copy in zip(names.tolist(), copy_N, strict=True)]
+    counts, numbered = Counter[str](), list[str]()
+    for name in names.tolist():
+        counts[name] += 1
+        numbered.append(name if counts[name] == 1 else f"{name} {counts[name]}")
     return np.array(numbered, dtype=str).view(UnitIds)
 
 

@@ -44,9 +44,6 @@ class MembershipRecords:
     nonmember_x: Tensor
     nonmember_y: Tensor
 
-    def __repr__(self) -> str:
-        return "MembershipRecords(content withheld)"
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:

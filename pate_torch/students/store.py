@@ -30,7 +30,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER
-from pate_torch.features.encoder import Encoder
+from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import import_optional
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
@@ -107,7 +107,8 @@ def load_student(
             raise checks.error("encoder", sorted(encoder), "must be None, because the student applies no encoder")
         encoder = Encoder.from_card(card, {key: str(path) for key, path in encoder.items()})
     elif encoder is None and card and folder.is_dir() and (card.kind in ("onnx", "static") or ":" in str(card.module)):
-        encoder = Encoder.from_card(card, Encoder.locate_files(card, folder))
+        names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
+        encoder = Encoder.from_card(card, {key: str(folder / name) for key, name in names.items() if name is not None})
     return student if encoder is None else student.with_encoder(encoder)
 
 

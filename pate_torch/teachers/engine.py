@@ -65,9 +65,6 @@ class Chunk:
         """Numbers of the teachers, which name their streams."""
         return range(self.first, self.first + len(self))
 
-    def __repr__(self) -> str:
-        return f"Chunk(teachers={self.teachers}, content withheld)"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedChunk:

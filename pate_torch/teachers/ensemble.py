@@ -114,16 +114,26 @@ class TeacherEnsemble:
         chunks = [functools.partial(evaluate_chunk, first) for first in range(0, len(self), chunk_teachers)]
         run_in_parallel(chunks, device, progress)
 
-    def predict(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
+    def predict(
+        self,
+        x: Tensor,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
+        vote: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, [K, Q]; ties go to the lowest class.
 
-        The type of the result is ``voting.get_label_dtype``. Convert a uint8 tensor before indexing with it.
+        ``vote`` returns the classes [Q] of all points by one teacher, given its logits, float32 [Q, C] on the CPU. None
+        for the class with the largest logit. The type of the result is ``voting.get_label_dtype``. Convert a uint8
+        tensor before indexing with it.
         """
         out = torch.zeros(len(self), len(x), dtype=voting.get_label_dtype(self.network["num_classes"]))
 
         def store_predictions(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
-            classes = [logits.argmax(2).to(out.dtype) for _, logits in parts]
-            if classes:
+            if vote is not None:
+                logits_kQC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
+                out[rows] = torch.stack([vote(logits_QC) for logits_QC in logits_kQC]).to(out.dtype)
+            elif classes := [logits.argmax(2).to(out.dtype) for _, logits in parts]:
                 out[rows] = torch.cat(classes, 1).cpu()
 
         self.forward_batches(x, store_predictions, device, progress)
@@ -153,17 +163,23 @@ class TeacherEnsemble:
         """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
         return Votes(self.tally(x, device, progress), len(self))
 
-    def tally(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Count the votes on raw points [Q, ...], int32 [Q, C], in chunks that fit into memory."""
-        num_classes = self.network["num_classes"]
+    def tally(
+        self,
+        x: Tensor,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
+        vote: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """PRIVATE. Count the votes on raw points [Q, ...], int32 [Q, C], in chunks of points without ``vote``."""
+        num_classes, chunk_size = self.network["num_classes"], TALLY_CHUNK_QUERIES if vote is None else max(1, len(x))
         counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
-        for start in range(0, len(x), TALLY_CHUNK_QUERIES):
-            part = x[start : start + TALLY_CHUNK_QUERIES]
+        for start in range(0, len(x), chunk_size):
+            part = x[start : start + chunk_size]
 
             def report(done: int, total: int, start: int = start, size: int = len(part)) -> None:
                 progress(start + size * done // total, len(x))
 
-            counts[start : start + len(part)] = voting.tally(self.predict(part, device, report), num_classes)
+            counts[start : start + len(part)] = voting.tally(self.predict(part, device, report, vote), num_classes)
         return counts
 
 

@@ -96,8 +96,11 @@ def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors:
         return _make_constant(FALLBACK_CLASS)
 
     def predict_seeded(points: Tensor) -> Tensor:
-        with seeded_generators(seed, "teacher", teacher, "predict"):
-            return member(points)
+        try:
+            with seeded_generators(seed, "teacher", teacher, "predict"):
+                return member(points).view(len(points))
+        except Exception:  # for instance, n_neighbors is larger than the number of records in the shard
+            return torch.full((len(points),), FALLBACK_CLASS)
 
     return predict_seeded
 
@@ -164,11 +167,8 @@ def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tens
     def predict(points: Tensor) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
-                label_Q = classifier.predict(convert_points(estimator, spec, points))
-                return torch.from_numpy(np.asarray(label_Q).astype(np.int64)).view(len(points))
-            except Exception:  # for instance, n_neighbors is larger than the number of records in the shard
-                return torch.full((len(points),), FALLBACK_CLASS)
+            label_Q = classifier.predict(convert_points(estimator, spec, points))
+            return torch.from_numpy(np.asarray(label_Q).astype(np.int64))
 
     return predict
 

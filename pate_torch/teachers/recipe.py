@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -124,7 +124,7 @@ class Trunk:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherRecipe:
-    """Recipe of the training of one teacher.
+    """Recipe of the training of one teacher, whose fields are all part of the identity of stored teachers.
 
     Every teacher takes exactly ``steps`` steps, whatever the size of its shard, so that the size of one shard does not
     influence the arithmetic of other teachers.
@@ -144,11 +144,6 @@ class TeacherRecipe:
         augment: Random distortions of images, also as a mapping of the fields of ``Affine``. None to train on the
             images themselves.
         start: Recipe of a trunk that all teachers share. None to train on the points.
-        backend: "processes" (worker processes on a CPU), "vectorized" (this process) or "auto" (the faster of both).
-            Both give the same teachers up to rounding.
-        chunk: Number of teachers trained at once, at most 16 on a CPU. None to derive it from the network, the batch
-            and the device.
-        workers: Number of worker processes. None to use one for each core.
         dtype: "float32"; "float64"; "tf32" (float32, with products that a GPU rounds to TF32); or "bf16" (float32
             parameters with bfloat16 arithmetic).
     """
@@ -165,9 +160,6 @@ class TeacherRecipe:
     schedule: str = "cosine"
     augment: Affine | None = None
     start: PublicStart | None = None
-    backend: str = "auto"
-    chunk: int | None = None
-    workers: int | None = None
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -183,11 +175,7 @@ class TeacherRecipe:
             checks.positive("weight_decay", self.weight_decay)
         checks.between("label_smoothing", self.label_smoothing, 0, 0.5)
         checks.one_of("schedule", self.schedule, ("cosine", "constant"))
-        checks.one_of("backend", self.backend, ("auto", "vectorized", "processes"))
         checks.one_of("dtype", self.dtype, DTYPES)
-        for name, value in (("chunk", self.chunk), ("workers", self.workers)):
-            if value is not None:
-                checks.integer(name, value, low=1)
         object.__setattr__(self, "options", dict(checks.mapping("options", self.options or {})))
         if self.augment is not None and not isinstance(self.augment, Affine):
             object.__setattr__(self, "augment", Affine(**checks.mapping("augment", self.augment, fields(Affine))))
@@ -229,10 +217,23 @@ class TeacherRecipe:
         facts, state = distributed.broadcast_object(parts)
         return Trunk.rebuild(facts, state, spec)
 
-    def to_configuration(self) -> dict[str, Any]:
-        """Return the settings that decide the trained teachers, as plain data.
 
-        These are all settings but ``backend``, ``workers`` and a ``chunk`` of None. A chunk decides how sums round.
-        """
-        excluded = {"backend", "workers"} | (set() if self.chunk else {"chunk"})
-        return {name: value for name, value in asdict(self).items() if name not in excluded}
+@dataclass(frozen=True, kw_only=True)
+class TrainingExecution:
+    """Settings that decide how fast teachers are trained, but not which teachers, which are the same up to rounding.
+
+    Attributes:
+        backend: "processes" (worker processes on a CPU), "vectorized" (this process) or "auto" (the faster of both).
+        workers: Number of worker processes. None to use one for each core.
+        chunk: Number of teachers trained at once, at most 16 on a CPU. None to fit the network, batch and device.
+    """
+
+    backend: str = "auto"
+    workers: int | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("execution.backend", self.backend, ("auto", "vectorized", "processes"))
+        for name, value in (("workers", self.workers), ("chunk", self.chunk)):
+            if value is not None:
+                checks.integer(f"execution.{name}", value, low=1)

@@ -66,13 +66,13 @@ _FIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """PRIVATE. Data and settings of the training of an ensemble. Equal identities give equal teachers.
+    """PRIVATE. Data and settings of the training of an ensemble. Equal identities give equal teachers up to rounding.
 
     Attributes:
         dataset: Name of the data set.
         fingerprint: PRIVATE. Keyed hash of the records (``TeacherStore.compute_fingerprint``).
         partition: Settings of the partition, as plain data.
-        configuration: Settings of the recipe, as plain data (``TeacherRecipe.to_configuration``).
+        configuration: Settings of the recipe, as plain data (``TeacherRecipe``).
         seed: Seed of the teachers' streams.
         num_teachers: Number K of teachers.
     """

@@ -33,7 +33,7 @@ from pate_torch.teachers import distributed, stacked
 from pate_torch.teachers.engine import CURVE_POINTS, CURVES, TrainingTask, gather_chunk, train_stacked
 from pate_torch.teachers.ensemble import GPU_PIXELS, TeacherEnsemble
 from pate_torch.teachers.independence import Trial
-from pate_torch.teachers.recipe import TeacherRecipe, Trunk
+from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution, Trunk
 from pate_torch.teachers.workers import can_fork, train_in_processes
 
 __all__ = ["TeacherRecipe", "train", "train_on_all"]
@@ -59,6 +59,7 @@ def train(
     *,
     seed: int,
     device: torch.device | str = "cpu",
+    execution: TrainingExecution = TrainingExecution(),
     trunk: Trunk | None = None,
     checkpoint_dir: Path | None = None,
     progress: Progress = do_nothing,
@@ -75,10 +76,11 @@ def train(
         recipe: Recipe of the teachers.
         seed: Seed of the initialization, batches and distortions of all teachers.
         device: Device of the training.
+        execution: Settings that decide how fast teachers are trained.
         trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
         checkpoint_dir: Private folder of finished groups, from which an interrupted run continues. None to write no
             checkpoints.
-        progress: Function that receives (done, total) teachers. A launch counts by the share of its finished steps.
+        progress: Function that receives (done, total) teachers by their finished steps, or steps of a single teacher.
         log: PRIVATE. Function that receives points of the learning curves.
         on_losses: PRIVATE. Function that receives the losses of all teachers.
         on_trial: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
@@ -98,7 +100,9 @@ def train(
     }
     curve_KP = {name: torch.zeros(num_teachers, min(CURVE_POINTS, recipe.steps)) for name in CURVES}
     launch_size = compute_launch_size(recipe, networks.count_parameters(module), task.spec, num_teachers, task.device)
-    launches = _train_own_groups(task, param_K | curve_KP, launch_size, checkpoint_dir, progress)
+    if execution.chunk is not None:
+        launch_size = min(execution.chunk, GROUP_TEACHERS) if task.device.type == "cpu" else execution.chunk
+    launches = _train_own_groups(task, execution, param_K | curve_KP, launch_size, checkpoint_dir, progress)
     distributed.broadcast_rows(param_K | curve_KP, get_owners(num_teachers, distributed.get_world().size))
     _report_curves(curve_KP, recipe, log, on_losses)
     network = networks.describe(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
@@ -161,11 +165,9 @@ def get_owners(num_teachers: int, ranks: int) -> list[int]:
 def compute_launch_size(
     recipe: TeacherRecipe, num_parameters: int, spec: DataSpec, num_teachers: int, device: torch.device
 ) -> int:
-    """Compute the number of teachers of a launch: ``recipe.chunk``, or as many as the CPU's cache or the GPU holds."""
+    """Compute the number of teachers of a launch: as many as the CPU's cache or the GPU holds."""
     on_cpu = device.type == "cpu"
     max_size = GROUP_TEACHERS if on_cpu else GROUP_TEACHERS * math.ceil(num_teachers / GROUP_TEACHERS)
-    if recipe.chunk is not None:
-        return min(recipe.chunk, max_size)
     num_pixels = recipe.batch_size * math.prod(spec.input_shape[-2:])
     size = CACHE_PARAMETERS // num_parameters if on_cpu else GPU_PIXELS // num_pixels
     size -= size % GROUP_TEACHERS if size >= GROUP_TEACHERS else 0
@@ -187,6 +189,7 @@ def plan_launches(pending: Sequence[range], size: int) -> list[range]:
 
 def _train_own_groups(
     task: TrainingTask,
+    execution: TrainingExecution,
     rows_K: dict[str, Tensor],
     launch_size: int,
     checkpoint_dir: Path | None,
@@ -200,18 +203,19 @@ def _train_own_groups(
     ranks, num_teachers = distributed.get_world(), task.shards.num_teachers
     owners = get_owners(num_teachers, ranks.size)
     own_groups = [group for group in split_groups(num_teachers) if owners[group.start] == ranks.rank]
-    checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, task, rows_K)
+    checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, task, launch_size, rows_K)
     pending = [group for group in own_groups if checkpoints is None or not checkpoints.load(group)]
     num_own, share_by_launch = sum(map(len, own_groups)), dict[range, float]()
     finished = {teacher for group in own_groups if group not in pending for teacher in group}
+    scale = task.recipe.steps if num_own == 1 else 1
 
     def report_share(teachers: range, share: float) -> None:
         share_by_launch[teachers] = share * len(teachers)
-        progress(min(num_own, len(finished) + int(sum(share_by_launch.values()))), num_own)
+        progress(int(scale * min(num_own, len(finished) + sum(share_by_launch.values()))), scale * num_own)
 
-    if finished:
-        progress(len(finished), num_own)
-    for teachers, rows in _train_launches(task, plan_launches(pending, launch_size), rows_K, report_share):
+    progress(scale * len(finished), scale * num_own)
+    launches = plan_launches(pending, launch_size)
+    for teachers, rows in _train_launches(task, execution, launches, rows_K, report_share):
         for name, value in rows.items():
             rows_K[name][teachers.start : teachers.stop] = value
         finished.update(teachers)
@@ -225,12 +229,13 @@ def _train_own_groups(
 
 def _train_launches(
     task: TrainingTask,
+    execution: TrainingExecution,
     launches: list[range],
     rows_K: dict[str, Tensor],
     report_share: Callable[[range, float], object],
 ) -> Iterator[tuple[range, dict[str, Tensor]]]:
     """Train launches in worker processes or in this process, and yield each with its results."""
-    if num_workers := count_workers(task.recipe, len(launches), task.device):
+    if num_workers := count_workers(execution, task.recipe.steps, len(launches), task.device):
         yield from train_in_processes(task, launches, num_workers, rows_K, report_share)
         return
     for teachers in launches:
@@ -242,22 +247,22 @@ def _train_launches(
                 result = train_stacked(chunk, task.spec, task.recipe, task.seed, task.device, report)
             except torch.OutOfMemoryError as error:
                 problem = f"{len(teachers)} teachers at once do not fit into the memory of the GPU"
-                fix = "Lower teacher.chunk or teacher.batch_size."
-                raise checks.error("teacher.chunk", task.recipe.chunk, problem, fix) from error
+                fix = "Lower execution.chunk or teacher.batch_size."
+                raise checks.error("execution.chunk", execution.chunk, problem, fix) from error
         yield teachers, result.params | result.curves
 
 
-def count_workers(recipe: TeacherRecipe, num_launches: int, device: torch.device) -> int:
+def count_workers(execution: TrainingExecution, steps: int, num_launches: int, device: torch.device) -> int:
     """Return the number of worker processes, or 0 to train in this process."""
-    if recipe.backend == "processes" and device.type != "cpu":
-        problem = f"needs device=cpu, but device is {device}"
-        raise checks.error("teacher.backend", recipe.backend, problem, "Use teacher.backend=vectorized.")
+    if execution.backend == "processes" and device.type != "cpu":
+        problem, fix = f"needs device=cpu, but device is {device}", "Use execution.backend=vectorized."
+        raise checks.error("execution.backend", execution.backend, problem, fix)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = recipe.workers or max(1, cores // distributed.get_world().local_size)
+    workers = execution.workers or max(1, cores // distributed.get_world().local_size)
     min_steps = MIN_STEPS_FOR_FORK if can_fork() else MIN_STEPS_FOR_SPAWN
     is_parallel = device.type == "cpu" and os.name == "posix" and workers > 1 and num_launches > 1
-    is_faster = is_parallel and recipe.steps * num_launches > min_steps
-    return workers if recipe.backend == "processes" or (recipe.backend == "auto" and is_faster) else 0
+    is_faster = is_parallel and steps * num_launches > min_steps
+    return workers if execution.backend == "processes" or (execution.backend == "auto" and is_faster) else 0
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -284,14 +289,14 @@ def _report_curves(curve_KP: dict[str, Tensor], recipe: TeacherRecipe, log: Log,
 
 
 class Checkpoints:
-    """PRIVATE. Folder of finished groups, in files that are named by a hash of the records, the recipe and the seed.
+    """PRIVATE. Folder of finished groups, in files that are named by a hash of all that decides their bits.
 
-    ``rows_K`` are the parameters and learning curves of all teachers, [K, ...] each.
+    One of them is the size of a launch. ``rows_K`` are parameters and learning curves of all teachers, [K, ...] each.
     """
 
-    def __init__(self, folder: Path, task: TrainingTask, rows_K: dict[str, Tensor]) -> None:
+    def __init__(self, folder: Path, task: TrainingTask, launch_size: int, rows_K: dict[str, Tensor]) -> None:
         self.folder, self.task, self.rows_K = create_private_folder(Path(folder)), task, rows_K
-        self.key_text = json.dumps([task.recipe.to_configuration(), task.seed], sort_keys=True)
+        self.key_text = json.dumps([dataclasses.asdict(task.recipe), task.seed, launch_size], sort_keys=True)
 
     def _get_path(self, group: range) -> Path:
         chunk = gather_chunk(self.task.private, self.task.shards, group)

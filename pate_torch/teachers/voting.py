@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.sensitive import Votes
 
 BLOCK_QUERIES = 2048
@@ -32,34 +30,6 @@ MAX_COMPARED_CLASSES = 64
 def get_label_dtype(num_classes: int) -> torch.dtype:
     """Return the smallest integer type for classes 0..C-1, because the time of ``tally`` grows with the size."""
     return torch.uint8 if num_classes <= 256 else torch.int16 if num_classes <= 2**15 else torch.int32
-
-
-def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
-    """Count predictions, uint8 [K, Q], as int32 [Q, C].
-
-    Each prediction is compared with each class. The results are bytes 0 or 1, eight of which are added in one 64-bit
-    addition. No byte overflows for less than 256 teachers.
-    """
-    (teachers, queries), device = prediction_KQ.shape, prediction_KQ.device
-    padded_width = -(-BLOCK_QUERIES // 8) * 8
-    counts_QC = torch.empty(queries, num_classes, dtype=torch.int32, device=device)
-    equal_KW = torch.empty(min(teachers, 255), padded_width, dtype=torch.uint8, device=device)
-    sums_CW = torch.empty(num_classes, padded_width // 8, dtype=torch.int64, device=device)
-    pairs = list(zip(torch.arange(num_classes, dtype=torch.uint8, device=device), sums_CW, strict=True))
-    with single_thread_mode(device.type == "cpu"):
-        for start in range(0, queries, padded_width):
-            part_KW = prediction_KQ[:, start : start + padded_width]
-            width = part_KW.shape[1]
-            part_KW = F.pad(part_KW, (0, padded_width - width)) if width < padded_width else part_KW
-            counts_CW = torch.zeros(num_classes, padded_width, dtype=torch.int32, device=device)
-            for group_KW in part_KW.split(255):
-                equal = equal_KW[: len(group_KW)]
-                for label, sum_W in pairs:
-                    torch.eq(group_KW, label, out=equal)
-                    torch.sum(equal.view(torch.int64), 0, out=sum_W)
-                counts_CW += sums_CW.view(torch.uint8)
-            counts_QC[start : start + width] = counts_CW[:, :width].T
-    return counts_QC
 
 
 def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
@@ -78,12 +48,17 @@ def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
         low, high = map(int, prediction_KQ.aminmax())  # before a conversion to bytes, which would map 256 to 0
         if low < 0 or high >= num_classes:
             raise ValueError(f"predictions must lie in 0..{num_classes - 1}")
-    if is_compared:
-        return _count_bytes(prediction_KQ.to(torch.uint8), num_classes)
-    counts_QC = torch.zeros(prediction_KQ.shape[1], num_classes, dtype=torch.int32, device=prediction_KQ.device)
-    for part_KW, counts_WC in zip(prediction_KQ.split(BLOCK_QUERIES, 1), counts_QC.split(BLOCK_QUERIES), strict=True):
-        label_WK = part_KW.T.long()
-        counts_WC.scatter_add_(1, label_WK, torch.ones_like(label_WK, dtype=torch.int32))
+    counts_QC = torch.zeros(prediction_KQ.shape[1], num_classes, dtype=torch.int32)
+    blocks = zip(prediction_KQ.cpu().split(BLOCK_QUERIES, 1), counts_QC.split(BLOCK_QUERIES), strict=True)
+    for part_KW, counts_WC in blocks:
+        if not is_compared:
+            label_WK = part_KW.T.long()
+            counts_WC.scatter_add_(1, label_WK, torch.ones_like(label_WK, dtype=torch.int32))
+            continue
+        for group_KW in part_KW.to(torch.uint8).split(255):  # sums of 255 bytes 0 or 1 are bytes, which NumPy adds fast
+            for label in range(num_classes):
+                is_label_KW = group_KW.numpy() == label
+                counts_WC.numpy()[:, label] += is_label_KW.view(np.uint8).sum(0, dtype=np.uint8)
     return counts_QC
 
 

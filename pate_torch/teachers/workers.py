@@ -86,7 +86,7 @@ def train_in_processes(
                     yield launches[number], {name: rows[teachers] for name, rows in shared_rows_K.items()}
     except (ProcessExitedException, ProcessRaisedException) as error:
         reason = str(error).strip().splitlines()[-1]
-        advice = "Lower teacher.workers, or set teacher.backend=vectorized."
+        advice = "Lower execution.workers, or set execution.backend=vectorized."
         raise ChildProcessError(f"teachers: a worker process died ({reason}). {advice}") from None
     finally:
         for process, error_file in zip(workers.processes, workers.error_files, strict=True):

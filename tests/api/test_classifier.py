@@ -63,6 +63,19 @@ def test_sparse_rows_go_in_and_come_out(make):
     assert fitted.score(convert(TEST), TRUTH) > 0.9
 
 
+@pytest.mark.parametrize("y", [np.eye(3, dtype=int)[[0] * 900], [[0, 1]] * 900], ids=["indicators", "lists"])
+def test_several_labels_of_a_record_are_refused(make, y):
+    with pytest.raises(ValueError, match=r"must hold one class for each record of X. Several labels"):
+        make().fit(X, y, public=PUBLIC)
+
+
+@pytest.mark.parametrize("convert", [list, pd.Series, np.array], ids=["list", "series", "array"])
+def test_several_owners_of_a_record_are_refused(make, convert):
+    owners = convert([["anna", "bob"], ["anna", "carl"]] * 450)
+    with pytest.raises(ValueError, match=r"^groups=.*(must hold ids of one type|must be one list, array or Series)"):
+        make().fit(X, Y, public=PUBLIC, groups=owners)
+
+
 def test_columns_of_dates_are_refused_and_the_error_names_the_column(make):
     days = pd.DataFrame({"x": PUBLIC[:, 0], "day": pd.Timestamp("2020-01-01") + pd.to_timedelta(range(150), "D")})
     with pytest.raises(ValueError, match=r"column 'day' holds dates.*days since"):

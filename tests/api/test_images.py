@@ -66,7 +66,7 @@ def test_a_dataset_is_fitted_and_predicted_like_its_array(make, tmp_path):
         assert clf.score(public, POOL_Y) > 0.8
     folders = [write_folder(tmp_path / name, *part) for name, part in {"own": (X, Y), "pool": (POOL, POOL_Y)}.items()]
     clf = make(home=tmp_path / "f", classes=CLASSES).fit(folders[0], public=str(folders[1]))
-    truth = np.array([label for _, label in ImageFolderDataset(folders[1])])
+    truth = np.array([label for _, label in ImageFolderDataset(folders[1], (1, 8, 8))])
     assert clf.score(folders[1], truth) > 0.8
     released = ReleasedClassifier.load(clf.save_release(tmp_path / "release"))
     np.testing.assert_array_equal(released.predict(folders[1]), clf.predict(folders[1]))
@@ -83,7 +83,7 @@ def test_public_images_that_are_private_ones_are_refused_by_every_way(make, tmp_
         for options in ({}, {"encoder": encoder}):
             with pytest.raises(
                 ValueError,
-                match=r"^public='(Tensor|TensorDataset|PosixPath|6.. of .* distinct points)': holds records of X",
+                match=r"^public='.*': holds records of X",
             ):
                 make(classes=CLASSES if x is own else [0, 1, 2], **options).fit(x, y, public=own if x is own else x)
 
@@ -98,7 +98,7 @@ def test_forms_that_differ_are_refused_by_name(make, tmp_path):
         (
             TensorDataset(X[:, :, :4], Y),
             TensorDataset(POOL),
-            "^X='TensorDataset': has no point that can be read and has the shape",
+            "^X='TensorDataset': has no point that can be read",
         ),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -146,7 +146,7 @@ def test_pate_takes_datasets_and_folders(tmp_path):
         else:
             pate.fit_teachers(x, public_x=public)
         release = pate.label(public, 30)
-        truth = torch.tensor([CLASSES.index(label) for _, label in ImageFolderDataset(pool)])
+        truth = torch.tensor([CLASSES.index(label) for _, label in ImageFolderDataset(pool, (1, 8, 8))])
         truth = truth if name == "folder" else POOL_Y
         assert (release.label_Q == truth[release.query_Q]).float().mean() > 0.7
         assert pate.fit_student(Supervised(network="logistic", steps=60)).predict(resized(POOL)).shape == (40,)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -223,6 +224,15 @@ def test_a_record_without_a_label_has_no_class(labels, missing):
         for given in (classes, None):
             class_C, label_N = encode_labels(np.asarray(y, dtype=object), given)
             assert class_C.tolist() == classes and label_N.tolist() == [1, 0, 1, -1]
+
+
+@pytest.mark.parametrize(
+    "odd", [np.zeros(2), np.zeros(0), pd.Series([1, 2]), Decimal("sNaN"), [1], {}, 2**70], ids=repr
+)
+def test_a_label_of_any_type_affects_no_other_label(odd):
+    y = np.array([1, 0, None, 1], dtype=object)
+    y[2] = odd
+    assert encode_labels(y, [0, 1])[1].tolist() == [1, 0, -1, 1]
 
 
 @pytest.mark.parametrize("missing", [None, float("nan")], ids=str)

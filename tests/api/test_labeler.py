@@ -128,7 +128,7 @@ def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
     states, draw = [], NoiseSource.draw_gaussian
 
     def draw_watched(self, *args):
-        states.append((ledger.get_guarantee("line").epsilon, ledger.read_entries()[-1].kind))
+        states.append((ledger.get_account("line").guarantee.epsilon, ledger.read_entries()[-1].kind))
         return draw(self, *args)
 
     monkeypatch.setattr(NoiseSource, "draw_gaussian", draw_watched)
@@ -143,7 +143,7 @@ def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
     labeler = make(mechanism=GNMax(sigma=0.1))
     with pytest.raises(BudgetExceeded):
         labeler.answer(points(1))
-    assert ledger.get_guarantee("line").epsilon == 0 and len(labeler.history) == 0
+    assert ledger.get_account("line").guarantee.epsilon == 0 and len(labeler.history) == 0
 
 
 def test_an_interrupted_call_stays_charged_at_its_worst(make, used, monkeypatch):
@@ -286,7 +286,7 @@ def test_votes_on_other_points_are_refused_before_any_charge(make, ledger):
     labeler._count_votes = lambda x: make_vote_function(100)(x[:1])
     with pytest.raises(ValueError, match="teachers"):
         labeler.answer(points(1, 2))
-    assert ledger.get_guarantee("line").epsilon == 0
+    assert ledger.get_account("line").guarantee.epsilon == 0
 
 
 # ---- mechanisms that stop ------------------------------------------------------------------------------------------
@@ -360,14 +360,14 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
         labeler.publish(Supervised(network="logistic", steps=2, augment=None), min_answers=41)
     student = Supervised(network="logistic", steps=150, learning_rate=0.05, augment=None)
     labeler.publish(student, pool_x=points(7), min_answers=40)
-    spent = ledger.get_guarantee("line").epsilon
+    spent = ledger.get_account("line").guarantee.epsilon
     assert spent == price(10, 40)
     assert labeler.answer(points(-9, 9)).tolist() == [0, 1]
     assert labeler.answer(torch.tensor([7.5])).item() == 1
     labeler.close()
     again = make()
     assert again.published and again.answer(points(-9, 9)).tolist() == [0, 1]
-    assert ledger.get_guarantee("line").epsilon == spent and len(again.history) == 40
+    assert ledger.get_account("line").guarantee.epsilon == spent and len(again.history) == 40
 
 
 @pytest.mark.filterwarnings("ignore::pate_torch.hypotheses.sample.BelowGuaranteeWarning")
@@ -375,15 +375,15 @@ def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
     labeler = make(num_queries=20)
     labeler.answer(points(*[v - 9.5 for v in range(20)]))
     x = np.linspace(-9, 9, 2000)
-    sample, before = Sample(x, x > 0), ledger.get_guarantee("line").epsilon
+    sample, before = Sample(x, x > 0), ledger.get_account("line").guarantee.epsilon
     cut = labeler.publish_hypothesis(Thresholds(), sample, epsilon=1.0)
     assert abs(cut) < 2  # 2000 records at epsilon 1: a wrong cut costs a hundred errors
-    charged = ledger.get_guarantee("line").epsilon
+    charged = ledger.get_account("line").guarantee.epsilon
     assert charged > before and labeler.answer(points(-30, 30)).tolist() == [0, 1]
     labeler.close()
     again = make()
     assert again.publish_hypothesis(Thresholds(), sample, epsilon=1.0) == cut
-    assert ledger.get_guarantee("line").epsilon == charged
+    assert ledger.get_account("line").guarantee.epsilon == charged
     with pytest.raises(ValueError, match="thresholds"):
         again.publish_hypothesis(Intervals(), sample, epsilon=1.0)
 

@@ -62,7 +62,7 @@ BEFORE_A_FIT = {
     "name": ({"account": "a b/"}, {}, "account='a b/': must start with"),
     "delta": ({"delta": 1e-300}, {}, "delta=1e-300: must be at least .*Use a larger delta.$"),
     "groups": ({"adjacency": "replace_one"}, {"groups": np.arange(300)}, "adjacency='replace_one'.*Use adjacency='add"),
-    "images": ({}, {"X": IMAGES, "public": 1 - IMAGES}, "X=.*must be uint8 images"),
+    "images": ({}, {"X": IMAGES, "public": 300 - IMAGES}, "public=.*must be whole numbers in 0"),
     "teachers": ({"method": "teachers", "num_teachers": 0}, {}, "num_teachers=0"),
     "queries": ({"method": "teachers", "num_queries": -1}, {}, "num_queries=-1"),
     "size": ({"num_records_about": 10**12}, {}, "num_records_about=1000000000000: must be an integer in"),

@@ -25,11 +25,11 @@ from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.random import Margin
 from pate_torch.students.training import Supervised
 from pate_torch.teachers import engine
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from tests.worlds import clouds
 
 DELTA = 1e-4
-RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05, backend="vectorized")
+RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05)
 TRAINING = {"steps": 25, "batch_size": 8, "optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
 X, Y = clouds(200, 0)
 POOL, POOL_Y = clouds(80, 1)
@@ -126,6 +126,31 @@ def test_every_call_is_charged_in_one_account_and_shows_an_id_of_its_own(make, t
     records = [json.loads(file.read_text()) for file in first.home.glob("runs/*/*/*/release/release.json")]
     assert len({record["teachers_id"] for record in records}) == 5
     assert len(list((first.home / "teachers").glob("*/manifest.json"))) == num_stored
+
+
+def test_teachers_of_another_execution_are_found_again(make, monkeypatch):
+    """They are the same up to rounding, so no release and no account tells how they were executed."""
+    first = make(execution=TrainingExecution(backend="vectorized", chunk=3)).fit_teachers(X, Y)
+    monkeypatch.setattr(engine, "train_params", lambda *_: pytest.fail("trained again"))
+    other = make(execution=TrainingExecution(backend="processes", workers=2)).fit_teachers(X, Y)
+    assert first._stored_teachers.id == other._stored_teachers.id
+    other.label(POOL, num_queries=5)
+    texts = [file.read_text() for file in make().home.rglob("*.json*")]
+    assert texts and not any(word in text for text in texts for word in ("vectorized", "execution", "chunk"))
+
+
+@pytest.mark.parametrize("teacher", [RECIPE, LogisticRegression()], ids=["recipe", "sklearn"])
+def test_verbose_shows_the_stages_on_standard_error_alone(make, teacher, capsys):
+    make(teacher=teacher).fit_teachers(X, Y).label(POOL, num_queries=5)
+    shown = capsys.readouterr()
+    parts = "Training 16 teachers ...", "Training 16 teachers: 16/16 done in", "Charging account 'clouds'", "Answering"
+    assert shown.out == "" and [part for part in parts if part not in shown.err] == []
+    make("others", teacher=teacher, verbose=False, allow_duplicate_account=True).fit_teachers(X, Y).label(POOL, 5)
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(ValueError, match=r"verbose=3: must be true or false"):
+        make(verbose=3)
+    with pytest.raises(ValueError, match=r"execution='processes': must be a TrainingExecution"):
+        make(execution="processes")
 
 
 def test_past_the_cap_nothing_is_drawn(make, monkeypatch):

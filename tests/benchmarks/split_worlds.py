@@ -27,7 +27,7 @@ def write_signs(folder, count):
 
 def plan_of(source, home, student=None, **changes):
     student = student or Logistic()
-    recipe = TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorized")
+    recipe = TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1)
     return run_config(
         dataset=source, partition=ReplaceOne(), teacher=recipe, mechanism=GNMax(sigma=1.0), query=ASKED["passive"],
         student=student, guide_student=student, root=home, folder=home / "run", seed=0, num_teachers=1, num_queries=1,

@@ -93,7 +93,7 @@ SGD = {"optimizer": "sgd", "label_smoothing": 0.0, "schedule": "constant"}
 @pytest.mark.parametrize("network,options", [("logistic", {}), ("mlp", {"hidden": (6,)})])
 def test_stacked_retraining_is_retraining_one_by_one(network, options):
     """Noisy labels, so that votes differ: at least 99.9 % of them are those of the plain program."""
-    recipe = TeacherRecipe(network=network, options=options, steps=40, batch_size=4, learning_rate=0.1, chunk=5, **SGD)
+    recipe = TeacherRecipe(network=network, options=options, steps=40, batch_size=4, learning_rate=0.1, **SGD)
     generator = np.random.default_rng(6)
     x, points = generator.normal(size=(60, 2)), generator.normal(size=(400, 2))
     y = ((x[:, 0] > 0) ^ (generator.random(60) < 0.3)).astype(int)

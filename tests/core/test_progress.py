@@ -1,6 +1,7 @@
 """Progress: plain lines in a pipe, bars on a terminal, silence when quiet."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,19 +19,61 @@ def run(stream, name="Training teachers", total=50, **options):
     return stream.getvalue()
 
 
-def test_a_pipe_gets_a_line_each_minute(monkeypatch):
-    seconds = iter(range(100, 100 + 45 * 6, 45))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
-    stream = io.StringIO()
-    stage = Stages(stream=stream)("Slow")
-    for done in (0, 10, 20, 30, 40):
-        stage(done, 40)
-    assert stream.getvalue().splitlines() == [
-        "Slow ...",
-        "Slow: 10/40 (25%), 1:30 so far, 4:30 left",
-        "Slow: 30/40 (75%), 3:00 so far, 1:00 left",
-        "Slow: 40/40 done in 3:45",
-    ]
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which passes where a test says so."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def report(clock, reports, stream):
+    """The lines of a stage with these reports: seconds since the start, done and total."""
+    stages = Stages(stream=stream)
+    stage = stages("Slow")
+    for seconds, done, total in reports:
+        clock.now = 100.0 + seconds
+        stage(done, total)
+    return stages, stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("reports", "lines"),
+    [
+        (
+            [(45, 0, 40), (90, 10, 40), (135, 20, 40), (180, 30, 40), (225, 40, 40)],
+            ["10/40 (25%), 1:30 so far, 4:30 left", "30/40 (75%), 3:00 so far, 1:00 left", "40/40 done in 3:45"],
+        ),
+        (  # the first of a hundred teachers is done, and the next ones within the minute
+            [(4, 1, 100), (8, 2, 100), (63, 16, 100), (64, 16, 100)],
+            ["1/100 (1%), 4 s so far, 6:36 left", "16/100 (16%), 1:04 so far, 5:36 left"],
+        ),
+        ([(0, 32, 100), (20, 36, 100)], ["36/100 (36%), 20 s so far, 5:20 left"]),  # an earlier run trained 32
+        ([(0, 0, 9), (1, 3, 9), (2.9, 8, 9), (3.1, 9, 9)], ["9/9 done in 3 s"]),  # too short for an estimate
+        (
+            [(10, 5, 10), (20, 10, 10), (30, 1, 10), (32, 2, 10), (36, 4, 10), (48, 10, 10)],  # it begins again
+            ["5/10 (50%), 10 s so far, 10 s left", "10/10 done in 20 s", "4/10 (40%), 6 s so far, 12 s left",
+             "10/10 done in 18 s"],
+        ),
+    ],
+    ids=["each minute", "first part", "resumed", "short", "begun again"],
+)  # fmt: skip
+def test_a_pipe_gets_an_estimate_once_a_part_is_done_and_then_each_minute(clock, reports, lines):
+    _, shown = report(clock, reports, io.StringIO())
+    assert shown == ["Slow ...", *(f"Slow: {line}" for line in lines)]
+
+
+def test_a_terminal_gets_an_estimate_once_a_part_is_done(clock, monkeypatch):
+    """Also where a part takes longer than the half minute over which rich measures the speed."""
+    monkeypatch.setenv("TERM", "xterm")
+    stages, _ = report(clock, [(40, 1, 10)], Terminal())
+    column, task = stages.live_display.columns[-1], stages.live_display.tasks[0]
+    assert column.render(task).plain == "6:00 left"
+    clock.now += 30
+    assert column.render(task).plain == "5:30 left"
+    clock.now += 1000
+    assert column.render(task).plain == "0 s left"
+    assert column.render(report(clock, [(40, 0, 10)], Terminal())[0].live_display.tasks[0]).plain == ""
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from pate_torch.core.files import compute_file_digest
 from pate_torch.core.progress import Stages
 from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.data.tabular import Csv, Text
-from pate_torch.data.tensors import Tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.features import encoder_worlds as worlds
 from tests.release.json_schema import faults, privacy_schema
 from tests.run_configs import changed
+from tests.tensor_data import Tensors
 from tests.tiny_runs import again, tiny
 
 CPU = torch.device("cpu")

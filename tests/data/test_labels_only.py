@@ -10,13 +10,13 @@ from pate_torch import pipeline
 from pate_torch.data.benchmark import Digits
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tabular import Csv
-from pate_torch.data.tensors import Tensors
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests.data.owner_files import table, write
 from tests.run_configs import changed
+from tests.tensor_data import Tensors
 from tests.tiny_runs import tiny
 from tests.worlds import check_adjacency
 

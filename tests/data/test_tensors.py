@@ -1,9 +1,13 @@
-"""Data sets of tensors in memory."""
+"""Points, labels and private records of tensors."""
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset, TensorDataset
 
-from pate_torch.data.tensors import Tensors
+from pate_torch.data.image_folder import ImageFolderDataset
+from pate_torch.data.tensors import build_private_data
+from tests.tensor_data import Tensors
 
 
 def tensors(**changes):
@@ -16,7 +20,6 @@ def tensors(**changes):
 def test_tensors_pass_through_with_the_pools_statistics():
     source = tensors()
     data = source.load()
-    assert "withheld" in repr(source)
     assert torch.equal(data.private.x, source.x) and data.private.y.dtype == torch.int64
     assert data.spec.mean == pytest.approx(source.pool_x.double().mean(0).tolist())
     assert len(set(data.private.unit_id)) == 20
@@ -34,17 +37,52 @@ def test_tensors_pass_through_with_the_pools_statistics():
     [
         ({"x": torch.full((20, 4), float("nan"))}, "label in 0..2 and a finite point"),
         ({"pool_x": torch.full((20, 4), float("nan"))}, "pool_x.*must be finite"),
-        ({"x": torch.zeros(20, 1, 8, 8)}, r"pool_x.*must have points like x, \(1, 8, 8\) torch.uint8"),
-        ({"pool_x": torch.zeros(5, 3)}, "pool_x"),
         ({"test_x": torch.zeros(0, 4), "test_y": torch.zeros(0).long()}, "test_x.*at least one"),
         ({"y": torch.arange(20) + 3}, "label in 0..2"),
         ({"y": torch.zeros(19).long()}, "must be integers, one for each point"),
         ({"y": torch.full((20,), 0.5)}, "label in 0..2"),
         ({"unit_id": ["a"]}, "unit_id"),
-        ({"class_names": 1}, "class_names=1"),
-        ({"mean": [0.0] * 4}, "together with mean"),
     ],
 )
 def test_tensors_are_refused_clearly(changes, message):
     with pytest.raises(ValueError, match=message):
         tensors(**changes).load()
+
+
+class FirstDiffers(Dataset):
+    """Rows of three numbers, except the first item."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        return (self.first() if row == 0 else np.arange(3.0) + row), row % 2
+
+
+FIRSTS = {"a longer row": lambda: np.zeros(5), "an error": lambda: 1 / 0, "an image": lambda: np.zeros((1, 3, 3))}
+
+
+@pytest.mark.parametrize("first", FIRSTS.values(), ids=FIRSTS)
+def test_the_form_of_private_points_is_that_of_public_rows(first):
+    facts = None, "record", ("0", "1"), "replace_one"
+    private = build_private_data(FirstDiffers(first), None, *facts, public_x=torch.zeros(4, 3))
+    assert private.usable_N.tolist() == [False] + [True] * 11
+    assert torch.equal(private.x[1:], torch.arange(1.0, 12)[:, None] + torch.arange(3.0))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), 7.25])
+def test_no_message_quotes_values_of_private_images(odd):
+    x = torch.full((6, 1, 4, 4), 0.5)
+    x[2, 0, 0, 0] = odd
+    private = build_private_data(x, torch.arange(6) % 2, None, "record", ("0", "1"), "add_remove")
+    assert private.usable_N is None if odd == 7.25 else private.usable_N.tolist() == [row != 2 for row in range(6)]
+
+
+def test_datasets_need_public_points(tmp_path):
+    torch.save(0, tmp_path / "cat.png")  # no image
+    for points in (TensorDataset(torch.zeros(3, 2)), ImageFolderDataset(tmp_path, shape=(1, 2, 2)), str(tmp_path)):
+        with pytest.raises(ValueError, match=r"^public_x=None: must be given"):
+            build_private_data(points, None, None, "record", ("0", "1"), "add_remove")

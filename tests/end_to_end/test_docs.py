@@ -289,6 +289,57 @@ def test_the_page_of_the_accountant_prints_what_it_says(tmp_path, monkeypatch, c
         assert capsys.readouterr().out == printed
 
 
+RECIPES = ROOT / "docs" / "recipes.md"
+NUMBER = re.compile(r"\d+\.\d+")
+
+
+def is_threshold_useful(numbers: Sequence[float]) -> bool:
+    _, recall, balanced, threshold, new_recall, new_balanced = numbers
+    return threshold < 0.3 and new_recall > recall + 0.1 and new_balanced > balanced + 0.03
+
+
+def is_calibration_useful(numbers: Sequence[float]) -> bool:
+    """The model of DP-SGD needs a calibration, and the default model does not."""
+    default_brier, _, calibrated_brier, _, dpsgd_brier, dpsgd_loss, new_brier, new_loss = numbers
+    return (
+        abs(calibrated_brier - default_brier) < 0.015 and new_brier < dpsgd_brier - 0.01 and new_loss < dpsgd_loss / 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_as_claimed"),
+    [
+        ("rare.py", is_threshold_useful),
+        ("prepared.py", lambda numbers: numbers[0] > 0.88),
+        pytest.param("calibrated.py", is_calibration_useful, marks=pytest.mark.slow(reason="trains with DP-SGD")),
+    ],
+)
+def test_a_recipe_prints_what_its_page_says(name, is_as_claimed, tmp_path, monkeypatch, capsys):
+    """The noise moves the numbers: they are near those of the page, beside the same words, and show what it claims."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    found = blocks(RECIPES)
+    ((code, on_page),) = [(a.text, c.text) for a, c in zip(found, found[2:], strict=False) if a.argument == name]
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", on_page)
+    numbers, numbers_on_page = ([float(number) for number in NUMBER.findall(text)] for text in (printed, on_page))
+    assert numbers == pytest.approx(numbers_on_page, rel=0.4, abs=0.15)
+    assert is_as_claimed(numbers) and is_as_claimed(numbers_on_page)
+
+
+def test_the_preprocessor_of_the_recipe_treats_each_row_alone():
+    """It gives the same bits for any number of rows. The product of all rows at once does not."""
+    (code,) = [block.text for block in blocks(RECIPES) if block.argument == "prepared.py"]
+    names: dict[str, Any] = {}
+    exec(code.partition("clf = ")[0], names)
+    scaler, pca, project_rows, x = (names[name] for name in ("scaler", "pca", "project_rows", "x"))
+    row_ND = project_rows(scaler.transform(x))
+    for first in range(1, 12):
+        assert np.array_equal(project_rows(scaler.transform(x[first:])), row_ND[first:])
+    assert np.allclose(row_ND, pca.transform(scaler.transform(x)))
+
+
 def test_every_shape_letter_is_in_the_notation():
     listed = set(re.findall(r"\b[A-Za-z]\b", " ".join(row[0] for row in table(ROOT / "NOTATION.md", "shape letters"))))
     code = "\n".join(file.read_text() for file in (ROOT / "pate_torch").rglob("*.py"))

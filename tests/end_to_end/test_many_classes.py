@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.data.tensors import Tensors
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
@@ -23,6 +22,7 @@ from pate_torch.queries.random import Random
 from pate_torch.students.linear import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import run_config
+from tests.tensor_data import Tensors
 
 CLASSES = 1000
 
@@ -58,7 +58,7 @@ QUICK = ("gaussian", "reverse_knn")
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=SLOW) for way in WAYS])
 def test_a_thousand_classes_run_from_training_to_the_report(way, tmp_path, capsys):
     voters, mechanism = WAYS[way]
-    recipe = TeacherRecipe(network="logistic", steps=60, batch_size=64, learning_rate=0.1, backend="vectorized")
+    recipe = TeacherRecipe(network="logistic", steps=60, batch_size=64, learning_rate=0.1)
     config = run_config(
         dataset=data(), partition=AddRemove(), method=voters, mechanism=mechanism, teacher=recipe, query=Random(),
         student=Logistic(ridge=1.0), baseline=False, root=tmp_path, folder=tmp_path / "runs" / "kinds", num_queries=60,

@@ -137,5 +137,3 @@ def test_ranges_widen_and_stay_legal():
     assert wide == Affine(rotate=180, scale=0.5, shift=3, shear=45, flip=True, padding="border")
     assert parse_affine(None) is None
     assert parse_affine({"rotate": 3}) == Affine(rotate=3)
-    with pytest.raises(ValueError, match="cutout"):
-        View(cutout=1.5)

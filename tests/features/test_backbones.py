@@ -17,11 +17,11 @@ from torchvision import models
 from pate_torch import load_student, pipeline
 from pate_torch.cli import hydra_config
 from pate_torch.cli import main as cli
-from pate_torch.data.tensors import Tensors
 from pate_torch.features import backbones
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import DataSpec
 from tests.run_configs import changed
+from tests.tensor_data import Tensors
 from tests.tiny_runs import again, tiny
 from tests.worlds import images
 

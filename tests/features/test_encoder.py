@@ -54,6 +54,28 @@ def test_a_point_has_the_same_features_whatever_points_are_beside_it(kind, batch
     assert not find_dependent_forms(make(tmp_path, batch_size=batch_size), spec)
 
 
+class Strict(nn.Module):
+    """Raises an error that quotes the batch if a number is large."""
+
+    def forward(self, x):
+        if x.max() > 99:
+            raise RuntimeError(f"too large: {x.tolist()}")
+        return x * 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_private_point_at_which_the_encoder_fails_changes_no_other(batch_size):
+    encoder, x = Encoder(name="strict", module=Strict(), batch_size=batch_size), worlds.points(ROWS, 23)
+    expected = encoder.encode(x, ROWS)
+    x[[4, 11]] = 1000.0
+    feature_ND = encoder.encode(x, ROWS, is_private=True)
+    is_usual = torch.ones(23, dtype=torch.bool)
+    is_usual[[4, 11]] = False
+    assert torch.equal(feature_ND[is_usual], expected[is_usual]) and feature_ND[~is_usual].isnan().all()
+    with pytest.raises(RuntimeError, match="too large"):
+        encoder.encode(x, ROWS)
+
+
 def test_batches_in_which_points_see_each_other_are_found_and_refused(tmp_path):
     crowd = Encoder(name="crowd", module=worlds.Crowd(), batch_size=4)
     assert {"alone", "one more", "one less"} <= find_dependent_forms(crowd, ROWS)

@@ -3,6 +3,7 @@
 import os
 import pickle
 
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,31 @@ def test_onnx_files_with_tensors_in_another_file_are_refused(tmp_path):
     outside = Encoder(name="outside", weights=str(onnx_files.linear(tmp_path / "o.onnx", external=True)))
     with pytest.raises(ValueError, match=r"features\.weights='.*o\.onnx': has tensors in another file"):
         outside.encode(worlds.points(ROWS, 3), ROWS)
+
+
+@pytest.mark.parametrize("place", ["attribute", "sparse", "branch", "function"])
+def test_tensors_in_another_file_are_found_anywhere_in_an_onnx_file(place, tmp_path):
+    tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1], [1.0])
+    inside, outside = onnx.TensorProto(), onnx.TensorProto()
+    inside.CopyFrom(tensor)
+    outside.CopyFrom(tensor)
+    outside.external_data.add(key="location", value="beside")
+    for name, value in (("in", inside), ("out", outside)):
+        constant = onnx.helper.make_node("Constant", [], ["y"], value=value)
+        graph = onnx.helper.make_graph([constant] if place == "attribute" else [], "g", [], [])
+        functions = []
+        if place == "sparse":
+            graph.sparse_initializer.add().values.CopyFrom(value)
+        if place == "branch":
+            branch = onnx.helper.make_graph([constant], "branch", [], [])
+            graph.node.append(onnx.helper.make_node("If", ["x"], ["y"], then_branch=branch))
+        if place == "function":
+            functions = [onnx.helper.make_function("d", "f", [], ["y"], [constant], [])]
+        file = tmp_path / f"{name}.onnx"
+        file.write_bytes(onnx.helper.make_model(graph, functions=functions).SerializeToString())
+    encoding.check_no_external_data(tmp_path / "in.onnx")
+    with pytest.raises(ValueError, match="has tensors in another file"):
+        encoding.check_no_external_data(tmp_path / "out.onnx")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from benchmarks.gpu.workloads import make_students
 from pate_torch import networks, pipeline
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.data.tensors import Tensors
-from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
+from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.records import map_records_batch_invariant
-from pate_torch.methods.transductive import JointVotes
+from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.networks import NETWORKS
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import PrivateRecords
@@ -30,6 +29,7 @@ from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
 from tests.privacy import neighbor_choices as choices
 from tests.run_configs import run_config
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
+from tests.tensor_data import Tensors
 from tests.tiny_runs import RECIPE
 from tests.worlds import IMAGES, images
 
@@ -195,11 +195,12 @@ def test_features_of_records_come_back_in_blocks(simulated_gpu):
 def test_votes_on_all_points_together_wait_once_for_some_teachers(simulated_gpu):
     """They are propagated on the CPU, along the graph."""
     counted, x = [], records(30).x
+    method = TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, neighbors=3)
     for teachers in (2, 4):
         trained = train_on_gpu(teachers, device="cpu")
-        graph = build_neighbor_graph(compute_coordinates(x, spec()).to(CUDA), 3)
+        vote = method.build_vote(compute_coordinates(x, spec()).to(CUDA))
         simulated_gpu.reset_counts()
-        JointVotes(graph, 0.8, True).predict(trained, x, CUDA)
+        trained.predict(x, CUDA, vote=vote)
         counted.append(by_function(simulated_gpu.copies_to_host))
     assert counted[0] == counted[1] and counted[0].total() == 1
 

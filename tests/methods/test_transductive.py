@@ -36,13 +36,13 @@ def ensemble():
     return train(records(120), spec(), shards_of(SHARDS), recipe(), seed=0)
 
 
-def joint_votes(where, **changes):
+def joint_vote(where, **changes):
     method = TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **changes)
-    return method.build_joint_votes(where)
+    return method.build_vote(where)
 
 
 def jointly(pool, **changes):
-    return joint_votes(compute_coordinates(pool, spec()), **changes)
+    return joint_vote(compute_coordinates(pool, spec()), **changes)
 
 
 def probabilities(ensemble, pool) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
         carried = (1 - alpha) * np.linalg.solve(np.eye(len(p)) - alpha * weight, p)
         expected.append(carried.argmax(1))
         lead.append(np.diff(np.sort(carried, 1)[:, -2:], axis=1)[:, 0] / carried.max(1))
-    found = jointly(pool, alpha=alpha, balance=balance).predict(ensemble, pool)
+    found = ensemble.predict(pool, vote=jointly(pool, alpha=alpha, balance=balance))
     clear = np.stack(lead) > 0.01  # what carrying stops short of decides the rest
     assert clear.mean() > 0.8
     assert np.array_equal(found[:-1].numpy()[clear], np.stack(expected)[clear])
@@ -79,7 +79,7 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
 
 
 def test_without_alpha_or_balance_they_are_the_plain_votes(ensemble, pool):
-    assert torch.equal(jointly(pool, alpha=0, balance=False).predict(ensemble, pool), ensemble.predict(pool))
+    assert torch.equal(ensemble.predict(pool, vote=jointly(pool, alpha=0, balance=False)), ensemble.predict(pool))
 
 
 def test_one_record_moves_one_teacher(ensemble, pool):
@@ -88,18 +88,18 @@ def test_one_record_moves_one_teacher(ensemble, pool):
     x, y = private.x.clone(), private.y.clone()
     x[40], y[40] = 255 - x[40], (y[40] + 1) % 4
     other = train(PrivateRecords.from_rows(x, y, private.unit_id), spec(), shards_of(SHARDS), recipe(), seed=0)
-    votes = jointly(pool)
-    before, after = votes.predict(ensemble, pool), votes.predict(other, pool)
+    vote = jointly(pool)
+    before, after = ensemble.predict(pool, vote=vote), other.predict(pool, vote=vote)
     assert {int(k) for k in (before != after).any(1).nonzero()} <= {4}
     counts = voting.count_votes(before, 4), voting.count_votes(after, 4)
     assert int((counts[0].counts_QC - counts[1].counts_QC).abs().sum(1).max()) <= 2
 
 
 def test_a_teacher_votes_alike_in_any_company(ensemble, pool):
-    votes = jointly(pool)
-    everyone = votes.predict(ensemble, pool)
+    vote = jointly(pool)
+    everyone = ensemble.predict(pool, vote=vote)
     for part in (slice(0, None, 2), slice(1, None, 3), slice(5, 6)):
-        assert torch.equal(votes.predict(ensemble.select(part), pool), everyone[part])
+        assert torch.equal(ensemble.select(part).predict(pool, vote=vote), everyone[part])
 
 
 def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
@@ -107,21 +107,21 @@ def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
     for p in params.values():
         p[3] = torch.nan
     broken = dataclasses.replace(ensemble, params=params)
-    found, before = (jointly(pool).predict(e, pool) for e in (broken, ensemble))
+    found, before = (e.predict(pool, vote=jointly(pool)) for e in (broken, ensemble))
     assert (found[3] == 0).all()
     keep = torch.arange(len(ensemble)) != 3
     assert torch.equal(found[keep], before[keep])
 
 
-def test_tally_and_distributed_votes_count_them(ensemble, pool):
-    votes = jointly(pool)
-    counted = voting.count_votes(votes.predict(ensemble, pool), 4).counts_QC
-    assert torch.equal(votes.tally(ensemble, pool), counted)
-    assert torch.equal(tally_over_ranks(ensemble, lambda some: votes.tally(some, pool), len(pool)).counts_QC, counted)
+def test_distributed_votes_count_them(ensemble, pool):
+    vote = jointly(pool)
+    counted = voting.count_votes(ensemble.predict(pool, vote=vote), 4).counts_QC
+    found = tally_over_ranks(ensemble, lambda some: some.tally(pool, vote=vote), len(pool))
+    assert torch.equal(found.counts_QC, counted)
 
 
 SOURCE = Glyphs(private=400, public=200, test=50, num_classes=4, size=10, rotate=6, shear=4, shift=0.4, noise=0.05)
-RECIPE = TeacherRecipe(network="mlp", steps=60, batch_size=8, augment=None, label_smoothing=0.1, backend="vectorized")
+RECIPE = TeacherRecipe(network="mlp", steps=60, batch_size=8, augment=None, label_smoothing=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
     mixed = place[torch.randperm(len(place), generator=torch.Generator().manual_seed(0))]
 
     def accuracy(where, **changes):
-        return right(joint_votes(where, **changes).predict(ensemble, data.pool.x), data)
+        return right(ensemble.predict(data.pool.x, vote=joint_vote(where, **changes)), data)
 
     plain = right(ensemble.predict(data.pool.x), data)
     assert accuracy(place, alpha=0) > plain + 0.01
@@ -157,11 +157,6 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 def test_bad_choices_name_the_key(wrong):
     with pytest.raises(ValueError, match=f"method.{next(iter(wrong))}"):
         TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **wrong)
-
-
-def test_another_pool_is_refused(ensemble, pool):
-    with pytest.raises(ValueError, match="60 points, but the pool has 59"):
-        jointly(pool).predict(ensemble, pool[:59])
 
 
 @pytest.fixture

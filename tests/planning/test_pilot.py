@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from pate_torch.data.tensors import Tensors
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
@@ -16,6 +15,7 @@ from pate_torch.planning import pilot as pilots
 from pate_torch.planning.pilot import Pilot, PilotConfig, simulate_release
 from pate_torch.privacy.records import Dataset
 from pate_torch.privacy.sensitive import Votes
+from tests.tensor_data import Tensors
 
 
 def unanimous(num_classes, **choices):

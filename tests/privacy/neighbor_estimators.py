@@ -301,7 +301,7 @@ class Calls:
         }.get(self.case["method"], trained)
         options |= {"unit": "record" if unit_ids is None else "group:person", "partition": partition}
         options |= {"mean": [0.0] * width, "std": [1.0] * width}
-        options |= {"budget_epsilon": 1e4, "quiet": False, "allow_uninformative_labels": True, "home": self.root}
+        options |= {"budget_epsilon": 1e4, "verbose": True, "allow_uninformative_labels": True, "home": self.root}
         pate = PATE("toy", classes=CLASSES, delta=1e-4, **options)
         y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])
         public, y = (self._public(), None) if is_image else (np.nan_to_num(self._public()), y)

@@ -24,7 +24,7 @@ from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv, Embeddings, Text
-from pate_torch.data.tensors import Tensors
+from tests.tensor_data import Tensors
 
 CLASSES = ("0", "1", "2")
 """The last occurs in one private row at most."""

@@ -655,4 +655,4 @@ def test_the_cap_is_no_bound_once_seeded_noise_may_have_told_what_to_ask(ledger)
         pass
     claim = ledger.make_claim("svhn", [first.id, last.id])
     assert claim.guarantee.route == "gdp" and claim.guarantee.epsilon == price(120) and price(120).expected > 4.0
-    assert ledger.get_guarantee("svhn") is None
+    assert ledger.get_account("svhn").guarantee is None

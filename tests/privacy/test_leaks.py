@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
-from pate_torch.data.tensors import Tensors
 from pate_torch.features import augmentation
 from pate_torch.features.augmentation import Affine
 from pate_torch.mechanisms.confident import ConfidentGNMax
@@ -39,6 +38,7 @@ from tests.command_runs import train
 from tests.killed_runs import plan, reservations
 from tests.run_configs import changed
 from tests.spies import spy
+from tests.tensor_data import Tensors
 
 TEXTS = ["unit-qzxvkw-7f3a9c", "group-wjxqzk-51", "label-vqjxkz", "category-kzqwvj"]
 NUMBERS = [7331.15625, -9173.828125]
@@ -134,7 +134,7 @@ def write_tables(folder: Path) -> None:
 
 OPTIONS = [
     *("dataset=csv", "dataset.name=people", "dataset.group=person", "dataset.classes=[x,y,z]", "num_teachers=7"),
-    *("num_queries=13", "query=random", "mechanism.sigma=3", "teacher.steps=20", "teacher.backend=vectorized"),
+    *("num_queries=13", "query=random", "mechanism.sigma=3", "teacher.steps=20", "execution.backend=vectorized"),
     *("student=supervised", "student.network=logistic", "student.steps=20", "guide_student.network=logistic"),
     *("privacy.opening_budget=80", "privacy.delta=1e-3"),
 ]
@@ -417,7 +417,7 @@ def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, 
 
 ONE_FILE = [
     *("dataset=csv", "dataset.name=split", "num_teachers=7", "query=random", "mechanism.sigma=9", "teacher.steps=20"),
-    *("recommended.queries=500", "teacher.backend=vectorized", "student=supervised", "student.network=logistic"),
+    *("recommended.queries=500", "execution.backend=vectorized", "student=supervised", "student.network=logistic"),
     *("student.steps=20", "privacy.opening_budget=80", "baseline=false", "dataset.fractions=[0.6,0.2,0.2]"),
     *("dataset.publish_split=true", "dataset.missing=drop", "membership=none"),
 ]

@@ -61,10 +61,10 @@ def used(ledger: Ledger) -> float:
 
 
 def test_a_release_is_charged_exactly(ledger):
-    assert ledger.get_guarantee("svhn").epsilon == 0 and ledger.get_guarantee("svhn").route == "none"
+    assert ledger.get_account("svhn").guarantee.epsilon == 0 and ledger.get_account("svhn").guarantee.route == "none"
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     account = ledger.commit(reservation, PLAN, release_id="r1")
-    guarantee = ledger.get_guarantee("svhn")
+    guarantee = ledger.get_account("svhn").guarantee
     assert guarantee.epsilon == compute_guarantee(PLAN, 1e-5).epsilon == pytest.approx(2.4353597494239, rel=1e-12)
     facts = (guarantee.delta, guarantee.route, guarantee.adjacency, guarantee.unit)
     assert facts == (1e-5, "gdp", "add_remove", "record")
@@ -86,7 +86,7 @@ def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
     """Until the commit, all that was reserved counts as spent."""
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     with Ledger(path) as again:
-        assert again.get_guarantee("svhn").epsilon == pytest.approx(2.4353597494239, rel=1e-12)
+        assert again.get_account("svhn").guarantee.epsilon == pytest.approx(2.4353597494239, rel=1e-12)
         assert again.get_account("svhn").num_open == 1
         again.commit(reservation.id, [GaussianEvent(mu=MU, count=200)])
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
@@ -124,10 +124,10 @@ def test_commit_happens_once_and_for_a_reservation_that_exists(ledger):
 
 def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
-    head, spent = ledger.get_head(), ledger.get_guarantee("svhn")
+    head, spent = ledger.get_head(), ledger.get_account("svhn").guarantee
     with pytest.raises(BudgetExceeded) as refusal:
         ledger.reserve("svhn", [GaussianEvent(mu=MU, count=500)], **FACTS)
-    assert ledger.get_head() == head and ledger.get_guarantee("svhn") == spent
+    assert ledger.get_head() == head and ledger.get_account("svhn").guarantee == spent
     error, text = refusal.value, str(refusal.value)
     assert isinstance(error, ValueError) and error.cap_epsilon == 4.0
     assert error.spent_epsilon == pytest.approx(2.43536, abs=1e-5)
@@ -308,7 +308,7 @@ def test_processes_racing_for_one_account_lose_no_charge_and_stop_at_the_cap(pat
         room = math.floor(gdp.compute_mu(4.0, 1e-5) ** 2 / 0.02**2)
         assert account.num_releases + account.num_open == admitted.value == min(room, processes * attempts)
         assert account.total_cost.scalar == pytest.approx(admitted.value * 0.02**2, rel=1e-12)
-        assert ledger.get_guarantee("shared").epsilon <= 4.0
+        assert ledger.get_account("shared").guarantee.epsilon <= 4.0
 
 
 @pytest.mark.slow(reason="a race of eight processes")
@@ -584,12 +584,12 @@ def test_the_file_is_for_its_owner_only(path, ledger):
 
 def test_a_full_disk_loses_nothing(path, ledger):
     ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
-    head, spent = ledger.get_head(), ledger.get_guarantee("svhn")
+    head, spent = ledger.get_head(), ledger.get_account("svhn").guarantee
     pages = ledger._chain._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._chain._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
     with pytest.raises(LedgerError, match=r"full.*Free some space"):
         ledger.reserve("svhn", PLAN, **{**FACTS, "run": "x" * 100_000})
-    assert ledger.get_head() == head and ledger.get_guarantee("svhn") == spent
+    assert ledger.get_head() == head and ledger.get_account("svhn").guarantee == spent
     ledger._chain._db.execute("PRAGMA max_page_count = 1000000")
     ledger.reserve("svhn", PLAN, **FACTS)
     ledger.verify()
@@ -598,7 +598,7 @@ def test_a_full_disk_loses_nothing(path, ledger):
 def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
     with Ledger(path, readonly=True) as reader:
-        assert reader.get_guarantee("svhn") == ledger.get_guarantee("svhn")
+        assert reader.get_account("svhn").guarantee == ledger.get_account("svhn").guarantee
         with pytest.raises(LedgerError, match=r"readonly.*writable"):
             reader.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
 

@@ -10,7 +10,6 @@ import torch
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit_outcomes
-from pate_torch.data.tensors import Tensors
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Reservation
@@ -21,11 +20,12 @@ from pate_torch.students.training import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests.answering import answer_queries
 from tests.killed_runs import plan
+from tests.tensor_data import Tensors
 
 TEACHERS, QUERIES, RUNS = 12, 32, 4000
 DELTA = 0.05  # large, so that few runs can prove much: at 1e-5 ten thousand runs see no fault in a factor of two
 MECHANISM, PASSIVE = GNMax(sigma=8.0), Random(name="passive", shuffle=False)
-RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05, backend="vectorized")
+RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05)
 
 
 def source(canaries: int = 0) -> Tensors:

@@ -13,7 +13,7 @@ from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import tally_over_ranks
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import even_shards, recipe, records, spec
+from tests.teachers.teacher_world import even_shards, execution, recipe, records, spec
 
 
 def main() -> None:
@@ -30,11 +30,12 @@ def main() -> None:
 
     private = records(150)
     shards = even_shards(50, 3)
-    ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
+    options = {"execution": execution(), "checkpoint_dir": folder / "checkpoints", "progress": die}
+    ensemble = train(private, spec(), shards, recipe(), seed=0, **options)
     votes = tally_over_ranks(ensemble, lambda some: some.tally(private.x), len(private.x))
     feature_PD = distributed.broadcast_object(compute_coordinates(private.x, spec()) if distributed.is_main() else None)
-    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(feature_PD)
-    joint = tally_over_ranks(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
+    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_vote(feature_PD)
+    joint = tally_over_ranks(ensemble, lambda some: some.tally(private.x, vote=jointly), len(private.x))
     found = ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}
     save_file(found, folder / f"rank{me.rank}.safetensors")
 

@@ -20,9 +20,7 @@ START = PublicStart(
         augment=AUGMENT,
     )
 )
-RECIPE = TeacherRecipe(
-    network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorized"
-)
+RECIPE = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START)
 
 
 @functools.cache

@@ -1,11 +1,13 @@
 """Small private sets, shards and recipes for the tests of teachers."""
 
+import dataclasses
+
 import numpy as np
 import torch
 
 from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import Identity, TeacherStore
 
 
@@ -42,14 +44,19 @@ def even_shards(num_teachers: int, size: int) -> Shards:
 def recipe(**changes: object) -> TeacherRecipe:
     base = {"network": "lean_cnn", "options": {"channels": [4, 8], "hidden": 16}, "label_smoothing": 0.0}
     base |= {"augment": Affine(rotate=10, scale=0.1, shift=1, shear=5), "steps": 12, "batch_size": 8}
-    base |= {"learning_rate": 5e-3, "backend": "vectorized", "chunk": 3, "workers": 1}
+    base |= {"learning_rate": 5e-3}
     return TeacherRecipe(**(base | changes))  # type: ignore[arg-type]
+
+
+def execution(**changes: object) -> TrainingExecution:
+    """Three teachers at once, in this process."""
+    return TrainingExecution(**({"backend": "vectorized", "chunk": 3, "workers": 1} | changes))  # type: ignore[arg-type]
 
 
 def identity_of(store: TeacherStore, private: PrivateRecords, **changes: object) -> Identity:
     """What decides two teachers of these records, but for ``changes``."""
     base = {"dataset": "squares", "fingerprint": store.compute_fingerprint(private), "seed": 0, "num_teachers": 2}
-    parts = {"partition": {"name": "add_remove", "sizes": (1, 2)}, "configuration": recipe().to_configuration()}
+    parts = {"partition": {"name": "add_remove", "sizes": (1, 2)}, "configuration": dataclasses.asdict(recipe())}
     return Identity(**(base | parts | changes))  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
 from tests import ROOT
-from tests.teachers.teacher_world import differing, even_shards, recipe, records, spec
+from tests.teachers.teacher_world import differing, even_shards, execution, recipe, records, spec
 
 PROGRAM = str(ROOT / "tests" / "teachers" / "distributed_teachers.py")
 
@@ -30,10 +30,10 @@ def torchrun(ranks, folder, *arguments):
 def alone():
     private = records(150)
     shards = even_shards(50, 3)
-    ensemble = train(private, spec(), shards, recipe(), seed=0)
+    ensemble = train(private, spec(), shards, recipe(), seed=0, execution=execution())
     method = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0))
-    jointly = method.build_joint_votes(compute_coordinates(private.x, spec()))
-    return ensemble.params, ensemble.count_votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
+    jointly = method.build_vote(compute_coordinates(private.x, spec()))
+    return ensemble.params, ensemble.count_votes(private.x).counts_QC, ensemble.tally(private.x, vote=jointly)
 
 
 def check_ranks(folder, ranks, alone):

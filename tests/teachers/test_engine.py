@@ -38,7 +38,7 @@ def test_stacked_equals_loop_in_float64(network, optimizer, matmul, monkeypatch)
         monkeypatch.setattr(stacked, "MATMUL_DEVICES", {"cpu"})  # the convolutions of GPUs
     private = records(60)
     shards = shards_of([list(range(0, 25)), list(range(25, 28)), list(range(28, 60)), []])
-    exact = {"dtype": "float64", "label_smoothing": 0.1, "weight_decay": 0.01, "chunk": 4}
+    exact = {"dtype": "float64", "label_smoothing": 0.1, "weight_decay": 0.01}
     settings = recipe(network=network, options=OPTIONS.get(network, {}), optimizer=optimizer, **exact)
     loop = train_loop(gather_chunk(private, shards, range(4)), spec(), settings, 2, CPU)
     batched = train(private, spec(), shards, settings, seed=2)
@@ -72,7 +72,7 @@ def test_the_loop_is_ordinary_training():
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
 def test_the_loop_and_the_stacked_engine_cast_the_same_votes_and_are_right_on_easy_data(dtype):
     private, fresh = records(200), records(300, seed=1)
-    shards, settings = AddRemove().make_shards(private, 4, seed=0), recipe(steps=60, chunk=None, dtype=dtype)
+    shards, settings = AddRemove().make_shards(private, 4, seed=0), recipe(steps=60, dtype=dtype)
     batched = train(private, spec(), shards, settings, seed=0)
     prediction = batched.predict(fresh.x)
     assert (prediction == fresh.y).float().mean() > 0.95

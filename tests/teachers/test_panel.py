@@ -123,6 +123,24 @@ def test_small_shards_still_have_one_vote():
     assert votes[[0, 2, 4, 5]].eq(0).all() and votes[[1, 3]].eq(2).all()
 
 
+class FiniteNet(Net):
+    def forward(self, x):
+        logits = super().forward(x)
+        assert self.training or logits.isfinite().all(), f"parameters {self.unused}"
+        return logits
+
+
+def test_a_network_that_fails_at_prediction_votes_a_constant_and_says_nothing():
+    x, y = clouds(N)
+    own_rows = SHARDS.get_indices(3)
+    x[own_rows[0]] = 1e20  # this square is not finite
+    votes_KQ = fit(FiniteNet, private(x, y)).predict(x[:20])
+    clean_KQ = fit(FiniteNet).predict(x[:20])
+    assert (votes_KQ[3] == panel.FALLBACK_CLASS).all() and (clean_KQ[3] != panel.FALLBACK_CLASS).any()
+    others = [k for k in range(K) if k != 3]
+    assert torch.equal(votes_KQ[others], clean_KQ[others])
+
+
 class Fragile(LogisticRegression):
     """Cannot be fitted to shards with many records of class 1, and cannot answer where the shard has class 2 first."""
 

@@ -14,7 +14,7 @@ from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import engine, ensemble, training
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import differing, even_shards, recipe, records, shards_of, spec
+from tests.teachers.teacher_world import differing, even_shards, execution, recipe, records, shards_of, spec
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -35,8 +35,9 @@ def replace(private, i):
 def test_one_record_changes_one_teacher_and_no_bit_of_the_others(backend, partition, change):
     private = records(70)
     owner = int((partition.make_shards(private, 7, seed=1).index_KS == 23).any(1).nonzero())
+    settings = {"seed": 3, "execution": execution(backend=backend, workers=2)}
     before, after = (
-        train(data, spec(), partition.make_shards(data, 7, seed=1), recipe(backend=backend), seed=3).params
+        train(data, spec(), partition.make_shards(data, 7, seed=1), recipe(), **settings).params
         for data in (private, change(private, 23))
     )
     assert differing(before, after) == {owner}
@@ -44,7 +45,14 @@ def test_one_record_changes_one_teacher_and_no_bit_of_the_others(backend, partit
 
 def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
     full, without = (
-        train(records(10), spec(), shards_of([[0, 1, 2, 3, 4, 5], rows, [7, 8, 9]]), recipe(), seed=0)
+        train(
+            records(10),
+            spec(),
+            shards_of([[0, 1, 2, 3, 4, 5], rows, [7, 8, 9]]),
+            recipe(),
+            seed=0,
+            execution=execution(),
+        )
         for rows in ([6], [])
     )
     assert differing(full.params, without.params) == {1}
@@ -54,10 +62,10 @@ def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
 
 def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was():
     private = records(90)
-    one = train(private, spec(), even_shards(7, 12), recipe(), seed=0)
+    one = train(private, spec(), even_shards(7, 12), recipe(), seed=0, execution=execution())
     try:
         torch.set_num_threads(3)
-        three = train(private, spec(), even_shards(7, 12), recipe(), seed=0)
+        three = train(private, spec(), even_shards(7, 12), recipe(), seed=0, execution=execution())
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
@@ -114,7 +122,17 @@ def compute_size(settings, points, num_teachers, device):
 def test_a_launch_on_a_cpu_is_a_group_at_most():
     for network, teachers in itertools.product(("logistic", "lean_cnn", "convnet"), (1, 250, 5000)):
         assert 1 <= compute_size(TeacherRecipe(network=network), spec(), teachers, CPU) <= 16
-    assert [compute_size(TeacherRecipe(chunk=chunk), spec(), 250, CPU) for chunk in (12, 64)] == [12, 16]
+
+
+@pytest.mark.parametrize("chunk,launches", [(12, [12, 4, 12, 4, 3]), (64, [16, 16, 3])])
+def test_a_chunk_is_a_part_of_a_group_on_a_cpu(chunk, launches, monkeypatch):
+    trained, train_stacked = [], training.train_stacked
+    monkeypatch.setattr(
+        training, "train_stacked", lambda one, *given: trained.append(len(one)) or train_stacked(one, *given)
+    )
+    settings = recipe(network="logistic", options={}, augment=None, steps=1)
+    train(records(70), spec(), even_shards(35, 2), settings, seed=0, execution=execution(chunk=chunk))
+    assert trained == launches
 
 
 def test_a_gpu_gets_whole_groups_or_a_few_teachers_on_large_images():
@@ -126,7 +144,6 @@ def test_a_gpu_gets_whole_groups_or_a_few_teachers_on_large_images():
     sizes = {pixels: compute_size(convnet, images(pixels), 10_000, GPU) for pixels in (28, 32, 64, 224)}
     assert sizes == {28: 160, 32: 128, 64: 32, 224: 2}  # 18 GiB of activations each
     assert compute_size(TeacherRecipe(batch_size=10**6), images(32), 250, GPU) == 1
-    assert compute_size(TeacherRecipe(chunk=200), images(32), 10_000, GPU) == 200
     size = compute_size(TeacherRecipe(network="logistic"), images(1, channels=1), 250, GPU)
     assert training.plan_launches(training.split_groups(250), size) == [range(250)]  # the last group is not whole
     assert [ensemble.compute_gpu_points(images(pixels)) for pixels in (1, 32, 64, 224, 10_000)] == [512, 256, 64, 5, 1]
@@ -134,17 +151,18 @@ def test_a_gpu_gets_whole_groups_or_a_few_teachers_on_large_images():
 
 @pytest.mark.parametrize("backend", ["vectorized", "processes"])
 def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkeypatch):
-    """Either backend continues from the groups that the other has finished."""
+    """Either backend continues from the groups that the other has finished in launches of the same size."""
     private, layout = records(120), even_shards(40, 3)
-    settings = recipe(network="logistic", options={}, augment=None, backend=backend, steps=4, chunk=8)
-    whole = train(private, spec(), layout, settings, seed=0)
+    settings = recipe(network="logistic", options={}, augment=None, steps=4)
+    first = execution(backend=backend, chunk=8)
+    whole = train(private, spec(), layout, settings, seed=0, execution=first)
 
     def interrupt(done, _):
         if done >= 32:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(private, spec(), layout, settings, seed=0, checkpoint_dir=tmp_path, progress=interrupt)
+        train(private, spec(), layout, settings, seed=0, execution=first, checkpoint_dir=tmp_path, progress=interrupt)
     files, trained = sorted(tmp_path.glob("*.safetensors")), []
     assert len(files) == 2
     train_stacked = training.train_stacked
@@ -155,14 +173,16 @@ def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkey
 
     monkeypatch.setattr(training, "train_stacked", train_and_note)
 
-    def resume(data, seed=0):
+    def resume(data, seed=0, chunk=8):
         trained.clear()
-        other = dataclasses.replace(settings, backend="vectorized")
-        return train(data, spec(), layout, other, seed=seed, checkpoint_dir=tmp_path).params
+        other = execution(chunk=chunk)
+        return train(data, spec(), layout, settings, seed=seed, execution=other, checkpoint_dir=tmp_path).params
 
     assert differing(whole.params, resume(private)) == set() and trained == [range(32, 40)]
     resume(private, seed=1)
     assert len(trained) == 5
+    resume(private, chunk=4)  # else the second training of one teacher could round otherwise than the first
+    assert len(trained) == 10
     files[0].write_bytes(b"damaged")
     resume(replace(private, 61))
     assert trained == [range(0, 8), range(8, 16), range(16, 24), range(24, 32)]
@@ -171,7 +191,7 @@ def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkey
 def test_progress_and_curves_are_reported():
     seen, tags = [], []
     train(
-        records(60), spec(), even_shards(6, 10), recipe(steps=4), seed=0,
+        records(60), spec(), even_shards(6, 10), recipe(steps=4), seed=0, execution=execution(),
         progress=lambda done, total: seen.append((done, total)),
         log=lambda tag, value, step: tags.append((tag, step, math.isfinite(value))),
     )  # fmt: skip
@@ -179,6 +199,13 @@ def test_progress_and_curves_are_reported():
     assert len(done) == len(seen) and done == sorted(done) and {3, 6} <= set(done)
     assert 0 < min(filter(None, done)) < 3  # reported before the first launch ends
     assert ("teachers/loss_mean", 4, True) in tags and ("teachers/accuracy_mean", 1, True) in tags
+
+
+def test_a_teacher_alone_counts_by_its_steps():
+    """Else the model without privacy would show nothing until it is done."""
+    seen = []
+    train(records(9), spec(), even_shards(1, 9), recipe(steps=4), seed=0, progress=lambda *counts: seen.append(counts))
+    assert seen == [(done, 4) for done in range(5)]
 
 
 def test_the_owner_is_warned_of_teachers_that_all_diverged_and_the_run_goes_on():
@@ -196,8 +223,8 @@ def test_teachers_that_do_not_fit_into_a_gpu_name_the_key(monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(training, "train_stacked", exhaust)
-    with pytest.raises(ValueError, match=r"teacher\.chunk=3: 2 teachers at once"):
-        train(records(9), spec(), even_shards(2, 2), recipe(), seed=0)
+    with pytest.raises(ValueError, match=r"execution\.chunk=3: 2 teachers at once"):
+        train(records(9), spec(), even_shards(2, 2), recipe(), seed=0, execution=execution())
 
 
 @pytest.mark.parametrize(

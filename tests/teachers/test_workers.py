@@ -13,14 +13,15 @@ from pate_torch.teachers import workers
 from pate_torch.teachers.engine import TrainingTask
 from pate_torch.teachers.training import train
 from tests import ROOT
-from tests.teachers.teacher_world import differing, even_shards, recipe, records, spec
+from tests.teachers.teacher_world import differing, even_shards, execution, recipe, records, spec
 
-FOREVER = recipe(backend="processes", workers=3, steps=10**6, augment=None)
+FOREVER = recipe(steps=10**6, augment=None)
 SPAWNED = pytest.param(False, id="spawned", marks=pytest.mark.slow(reason="each worker imports torch anew"))
 
 
 def train_forever() -> None:
-    train(records(40), spec(), even_shards(8, 5), FOREVER, seed=0)
+    three = execution(backend="processes", workers=3)
+    train(records(40), spec(), even_shards(8, 5), FOREVER, seed=0, execution=three)
 
 
 @pytest.fixture(params=[pytest.param(True, id="forked"), SPAWNED])
@@ -35,17 +36,17 @@ def test_workers_give_the_bits_of_this_process_and_report_before_a_launch_ends(s
     """Also after this process has used threads and autograd, which a copy does not inherit alive."""
     torch.nn.Conv2d(1, 8, 3)(torch.randn(64, 1, 32, 32)).sum().backward()
     (private, shards), reported = (records(90), even_shards(10, 9)), []
-    here = train(private, spec(), shards, recipe(), seed=0).params
+    here, settings = train(private, spec(), shards, recipe(), seed=0, execution=execution()).params, {"seed": 0}
     for num_workers in (1, 2):
-        settings = recipe(backend="processes", workers=num_workers)
-        there = train(private, spec(), shards, settings, seed=0, progress=lambda done, _: reported.append(done))
+        settings |= {"execution": execution(backend="processes", workers=num_workers)}
+        there = train(private, spec(), shards, recipe(), progress=lambda done, _: reported.append(done), **settings)
         assert differing(here, there.params) == set() and there.trained_K.all()
     one_worker = reported[: reported.index(10) + 1]
     assert one_worker == sorted(one_worker) and len(set(one_worker)) > 5
 
 
 def test_a_dying_worker_is_a_clear_error(start):
-    broken = recipe(backend="processes")
+    broken = recipe()
     object.__setattr__(broken, "network", "mlp")  # its options do not fit: the worker fails on building it
     task = TrainingTask(records(40), spec(), even_shards(8, 5), broken, 0, torch.device("cpu"))
     with pytest.raises(ChildProcessError, match=r"a worker process died \(ValueError.*vectorized"):
