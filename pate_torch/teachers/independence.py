@@ -49,7 +49,7 @@ def dependence_error(num_teachers: int) -> ValueError:
     )
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if obj is torch.ops or obj is torch.classes:  # found in functions of any attribute "ops", as in torchvision.ops
             return importlib.import_module, (obj.__name__,)
