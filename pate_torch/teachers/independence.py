@@ -8,6 +8,8 @@ trained a second time.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import io
 import os
 import pickle
 import secrets
@@ -47,10 +49,18 @@ def dependence_error(num_teachers: int) -> ValueError:
     )
 
 
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is torch.ops or obj is torch.classes:  # found in functions of any attribute "ops", as in torchvision.ops
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
 def pickle_work(work: Callable[..., Any]) -> bytes:
     """Pickle the work for a fresh process. Raises ValueError if it cannot be pickled."""
     try:
-        return bytes(cloudpickle.dumps(work))
+        _Pickler(buffer := io.BytesIO()).dump(work)
+        return buffer.getvalue()
     except Exception as error:
         message = f"cannot be sent to the fresh process that trains one teacher again ({type(error).__name__}: {error})"
         fix = "Define the teacher at the top level of a module, without an open file, lock or generator."

@@ -39,7 +39,7 @@ from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
 from tests.mechanisms.vote_laws import CERTAIN
 
 RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")
-SMALL = {"train": RUN, "audit": ("--runs=2000",)}
+SMALL = {"train": RUN, "audit": ("--runs=2000",), "examples/drawings.py": ("--steps=20",)}
 """What is added to a command that does not set it."""
 
 ID = "0123456789abcdef"
@@ -178,7 +178,8 @@ MAKERS = {
 def furnish(page: Path, folder: Path) -> Path:
     """A folder with what the page's commands need, and train.py; returns it."""
     shutil.copy(ROOT / "train.py", folder)
-    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # of a checkout, too
+    for name in ("benchmarks", "examples"):  # of a checkout, too
+        (folder / name).symlink_to(ROOT / name)
     for block in blocks(page):
         if block.mark == "file":
             name, _, maker = block.argument.partition(" from ")

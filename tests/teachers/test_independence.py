@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torchvision
 
 from pate_torch.teachers import engine, independence, stacked
 from pate_torch.teachers.training import train
@@ -80,3 +81,17 @@ def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monk
 
 def test_one_teacher_alone_is_not_tried():
     train(records(9), spec(), shards_of([[0, 1]]), recipe(steps=1), seed=0, on_trial=pytest.fail)
+
+
+@pytest.mark.fresh_process
+def test_teachers_may_use_attributes_that_are_named_as_submodules_of_torch():
+    """A function that uses ``torch`` and an attribute ``ops`` or ``classes``; pickle cannot read these two modules."""
+
+    def make(points):
+        layers = torch.nn.Sequential(torchvision.ops.FrozenBatchNorm2d(3), torch.nn.Flatten())
+        layers.classes = 3
+        return layers.classes * layers(points)
+
+    points = torch.ones(2, 3, 1, 1)
+    work = independence.pickle_work(make)
+    torch.testing.assert_close(independence.call_in_fresh_process(work, points), make(points), rtol=0, atol=0)
