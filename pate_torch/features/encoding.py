@@ -115,11 +115,10 @@ def make_onnx_runtime(weights: Path) -> Runtime:
 def check_no_external_data(weights: Path) -> None:
     """Raise ValueError if an ONNX file is damaged or has tensors in other files, which its hash does not cover."""
     onnx = import_optional("onnx", "onnx", "features.weights", str(weights))
-    from google.protobuf.message import DecodeError, Message
-
+    protobuf = import_optional("google.protobuf.message", "onnx", "features.weights", str(weights))
     try:
         pending = [onnx.load(weights, load_external_data=False)]
-    except DecodeError as error:
+    except protobuf.DecodeError as error:
         raise checks.error("features.weights", str(weights), "is not a readable ONNX file (truncated)") from error
     while pending:
         message = pending.pop()
@@ -128,7 +127,7 @@ def check_no_external_data(weights: Path) -> None:
             raise checks.error("features.weights", str(weights), "has tensors in another file", fix)
         for field, value in message.ListFields():
             if field.message_type is not None:
-                pending += [value] if isinstance(value, Message) else value
+                pending += [value] if isinstance(value, protobuf.Message) else value
 
 
 def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
