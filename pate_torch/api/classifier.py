@@ -386,10 +386,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _encode_sides(self, private: Any, public: Any, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
         assert isinstance(self.encoder, Encoder)
-        sides, device = {"public": public, "private": private}, parse_device(self.device)
-        facts = self._encoder_spec, sides
         features = encode_sides(
-            self.encoder, *facts, name=str(self.account), root=self._home, device=device, stages=stages
+            self.encoder,
+            self._encoder_spec,
+            {"public": public, "private": private},
+            name=str(self.account),
+            root=self._home,
+            device=parse_device(self.device),
+            stages=stages,
         )
         return features["private"].numpy(), features["public"].numpy()
 

@@ -96,7 +96,7 @@ def run_in_parallel(jobs: Sequence[Callable[[Progress], T]], device: torch.devic
     """Run the jobs and return their results in order: in parallel threads on a CPU, else one by one.
 
     On a CPU the operations of a job use one thread, so that results do not depend on the number of processors. Jobs
-    should take about equally long and spend their time in torch, which releases Python's global interpreter lock.
+    should take about equally long and spend their time in torch or Pillow, which release Python's interpreter lock.
     (Processes would need copies of the points and the results.) The first error ends all jobs and is raised.
     """
     counts_by_job: dict[int, tuple[int, int]] = {}

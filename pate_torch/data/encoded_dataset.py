@@ -111,8 +111,7 @@ def encode_sides(
         ValueError: The encoder cannot encode points of this kind, the features of one point depend on other points, or
             features of public points are not finite.
     """
-    card, public = encoder.make_card(points), sides["public"]
-    x_P = next(public.iterate_blocks()) if isinstance(public, PointStream) else public
+    card = encoder.make_card(points)
     if not card.disjoint:
         training_data = f"are {card.trained_on}"
         if card.trained_on is None:
@@ -122,7 +121,12 @@ def encode_sides(
             "data. If there are none, set features.disjoint=true (in Python, Encoder(disjoint=True))."
         )
     side_names = {"public": "the public points", "private": "the private records", "test": "the test records"}
-    check_independence = functools.cache(lambda: encoder.check_batch_independence(x_P, points, device))
+
+    @functools.cache
+    def check_independence() -> None:
+        public = sides["public"]
+        x_P = next(public.iterate_blocks()) if isinstance(public, PointStream) else public
+        encoder.check_batch_independence(x_P, points, device)
 
     def encode(side: str) -> Tensor:
         check_independence()

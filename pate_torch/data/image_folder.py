@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from pate_torch.core import checks
+from pate_torch.core.device import run_in_parallel
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.data.file_source import FileRecords, FileSource, Points, hash_points
 from pate_torch.privacy.unit_ids import PUBLIC, parse_unit_ids
 
@@ -96,7 +97,7 @@ class ImageFolder(FileSource):
         shape = self.channels, self.size, self.size
         x, is_readable_N = torch.zeros(len(images), *shape, dtype=torch.uint8), np.ones(len(images), dtype=bool)
 
-        def read(row: int) -> None:
+        def read(row: int, _: Progress) -> None:
             try:
                 x[row] = read_image("dataset.path", images[row], shape, RESIZE_METHOD)
             except ValueError:
@@ -104,9 +105,8 @@ class ImageFolder(FileSource):
                     raise
                 is_readable_N[row] = False
 
-        # Decoding releases Python's global interpreter lock.
-        with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(read, range(len(images))))
+        jobs = [functools.partial(read, row) for row in range(len(images))]
+        run_in_parallel(jobs, torch.device("cpu"), do_nothing)
         return Points(
             x=x,
             is_readable_N=is_readable_N,

@@ -10,9 +10,8 @@ dataset that returns other values the second time is refused.
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torchvision.datasets import DatasetFolder
 
 from pate_torch.core import checks, rng
+from pate_torch.core.device import run_in_parallel
 from pate_torch.core.images import convert_images, has_fractions
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.data.image_folder import ImageFolderDataset, find_common_shape
@@ -61,7 +61,7 @@ class PointForm:
 
 def is_streamed(x: Any) -> bool:
     """Return whether ``PointStream`` reads points of this type: a dataset, a path, or an array of images."""
-    return isinstance(x, Dataset | DataLoader | str | Path) or getattr(x, "ndim", 0) in (3, 4)
+    return isinstance(x, Dataset | DataLoader | str | Path) or (hasattr(x, "ndim") and x.ndim in (3, 4))
 
 
 class PointStream:
@@ -115,16 +115,12 @@ class PointStream:
                 convert_images(key, points[:_BLOCK_POINTS], is_private=self.is_private)
             with rng.seeded_generators(0):
                 first = points[0]
-            point = _to_array(first[0] if isinstance(first, tuple | list) else first)
-            shape = (1, *point.shape) if point.ndim == 2 else point.shape
-            form = PointForm(tuple(shape), has_fractions(point) if len(shape) == 3 else None)
-        self.form = form
-        if isinstance(points, np.ndarray):
-            shape = (1, *points.shape[1:]) if points.ndim == 3 else points.shape[1:]
-            if tuple(shape) != form.shape or form.has_fractions not in (None, has_fractions(points)):
-                values = {True: "floats in 0..1", False: "uint8", None: "images"}[form.has_fractions]
-                problem = f"must be {values} of shape {['N', *form.shape]}"
-                raise checks.error(key, f"{points.dtype} {list(points.shape)}", problem)
+            form = _make_form(_to_array(first[0] if isinstance(first, tuple | list) else first))
+        self.form, own_form = form, _make_form(points[0]) if isinstance(points, np.ndarray) else form
+        if own_form.shape != form.shape or form.has_fractions not in (None, own_form.has_fractions):
+            values = {True: "floats in 0..1", False: "uint8", None: "images"}[form.has_fractions]
+            problem = f"must be {values} of shape {['N', *form.shape]}"
+            raise checks.error(key, f"{points.dtype} {list(points.shape)}", problem)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -169,17 +165,16 @@ class PointStream:
 
     def _read_block(self, rows: range) -> Tensor:
         if isinstance(self.points, np.ndarray):
-            pixels, is_finite = convert_images(
-                self.key, self.points[rows.start : rows.stop], is_private=self.is_private
-            )
-            self.is_readable_N[rows.start : rows.stop] = is_finite
-            return torch.from_numpy(np.where(is_finite[:, None, None, None], pixels, 0).astype(np.uint8))
-        if type(self.points) is ImageFolderDataset:  # decoding draws no random numbers and releases Python's lock
-            with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                return torch.stack(list(pool.map(self._read_point, rows)))
-        return torch.stack([self._read_point(row) for row in rows])
+            images = self.points[rows.start : rows.stop]
+            pixels, is_finite_B = convert_images(self.key, images, is_private=self.is_private)
+            self.is_readable_N[rows.start : rows.stop] = is_finite_B
+            return torch.from_numpy(pixels * is_finite_B[:, None, None, None])
+        jobs = [functools.partial(self._read_point, row) for row in rows]
+        if type(self.points) is ImageFolderDataset:  # decoding draws no random numbers
+            return torch.stack(run_in_parallel(jobs, torch.device("cpu"), do_nothing))
+        return torch.stack([read_point() for read_point in jobs])
 
-    def _read_point(self, row: int) -> Tensor:
+    def _read_point(self, row: int, _: Progress = do_nothing) -> Tensor:
         self.is_readable_N[row] = True
         try:
             return self._convert_item(row)
@@ -216,6 +211,11 @@ def _is_sorted_by_path(points: Any) -> bool:
     if isinstance(points, ConcatDataset):
         return any(map(_is_sorted_by_path, points.datasets))
     return isinstance(points, DatasetFolder | ImageFolderDataset)
+
+
+def _make_form(point: np.ndarray) -> PointForm:
+    shape = (1, *point.shape) if point.ndim == 2 else point.shape
+    return PointForm(shape, has_fractions(point) if len(shape) == 3 else None)
 
 
 def _to_array(point: Any, form: PointForm | None = None) -> np.ndarray:
