@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
-from torchvision.datasets import DatasetFolder
 
 from pate_torch.core import checks, rng
 from pate_torch.core.device import run_in_parallel
@@ -210,6 +209,10 @@ def _is_sorted_by_path(points: Any) -> bool:
         points = points.dataset
     if isinstance(points, ConcatDataset):
         return any(map(_is_sorted_by_path, points.datasets))
+    if not isinstance(points, Dataset):
+        return False
+    from torchvision.datasets import DatasetFolder  # not at the start, because this import takes a second
+
     return isinstance(points, DatasetFolder | ImageFolderDataset)
 
 

@@ -1,6 +1,8 @@
 """Points of datasets, folders and arrays: the same tensors by every way, each record alone, and clear refusals."""
 
 import random
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -247,6 +249,23 @@ def test_positions_in_a_folder_depend_on_other_records(wrap, tmp_path):
     with pytest.raises(ValueError, match=r"adjacency='replace_one'.*position of an image depends on its name"):
         PointStream("X", points, form, adjacency="replace_one")
     PointStream("X", FakeData(3, (3, 8, 6)), form, adjacency="replace_one")
+
+
+def test_torchvision_is_imported_only_where_positions_count():
+    """The import takes longer than all modules of the package together."""
+    code = (
+        "import sys, torch, pate_torch, pate_torch.students.store\n"
+        "from pate_torch.data.streams import PointStream\n"
+        "pate_torch.PATEClassifier\n"
+        "points = torch.utils.data.TensorDataset(torch.zeros(3, 1, 8, 8))\n"
+        "for adjacency in (None, 'add_remove'):\n"
+        "    form = PointStream('X', points).form\n"
+        "    PointStream('X', points, form, adjacency=adjacency).load()\n"
+        "    assert 'torchvision' not in sys.modules\n"
+        "PointStream('X', points, form, adjacency='replace_one')\n"
+        "assert 'torchvision' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_images_of_other_sizes_are_resized_to_the_public_form(tmp_path):
