@@ -38,7 +38,7 @@ from torch import nn
 
 from pate_torch import PATE, PATEClassifier, load_student
 from pate_torch.accounting.calibration import calibrate_sigma
-from pate_torch.accounting.formatting import format_delta
+from pate_torch.core.formatting import format_delta
 from pate_torch.data.benchmark import Digits
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.encoder import Encoder

@@ -23,8 +23,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import run_folders
+from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import do_nothing
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import FirstAnswers, ModelForecast, ModelRelease, PrivateMethod

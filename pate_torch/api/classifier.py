@@ -28,7 +28,6 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d,
 from torch import Tensor
 
 from pate_torch.accounting import gdp
-from pate_torch.accounting.formatting import format_delta
 from pate_torch.api.inputs import (
     PointTransform,
     check_public_points,
@@ -45,6 +44,7 @@ from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
 from pate_torch.api.pate import PATE, annotate_disk_error, select_student_network
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.device import parse_device
+from pate_torch.core.formatting import format_delta
 from pate_torch.core.progress import Callback, Stages
 from pate_torch.core.rng import seeded_generators
 from pate_torch.data.base import get_categories_origin

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
-from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.chain import LedgerError
 from pate_torch.privacy.ledger import Ledger, get_default_path

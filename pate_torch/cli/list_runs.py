@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.run_folders import check_root, get_home_folder, get_runs_folder
 
 COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charged", "accuracy", "release")

@@ -28,11 +28,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
-from pate_torch.accounting.formatting import format_delta
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
+from pate_torch.core.formatting import format_delta
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.data.encoded_dataset import EncodedDataset

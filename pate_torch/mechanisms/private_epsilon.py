@@ -19,9 +19,9 @@ import torch
 from pate_torch.accounting import accountant
 from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
+from pate_torch.core.formatting import format_epsilon
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.privacy.accounts import PURPOSE_PRICE
 from pate_torch.privacy.budget import Budget

@@ -16,9 +16,9 @@ from typing import Any
 
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.filters import PrivacyFilter
-from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
+from pate_torch.core.formatting import format_delta, format_epsilon, format_noise_scale
 from pate_torch.data.base import SourceFacts
 from pate_torch.methods import feasibility
 from pate_torch.methods.gradients import GradientMethod

@@ -24,8 +24,8 @@ from pate_torch.accounting.events import (
     to_json,
 )
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
-from pate_torch.accounting.formatting import format_delta
 from pate_torch.core import checks
+from pate_torch.core.formatting import format_delta
 from pate_torch.privacy.chain import LedgerEntry, LedgerError
 
 PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE = "labels", "choice of a student"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.privacy.accounts import Account, Charge
 from pate_torch.privacy.ledger import find_account
 from pate_torch.release.store import UnfinishedCall

@@ -25,8 +25,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
+from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE
 from pate_torch.release import statement
 from pate_torch.release.report import (

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
+from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.methods.base import MethodDescription, format_one_unit, get_unit_column
 from pate_torch.privacy.accounts import PURPOSE_TEST
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset

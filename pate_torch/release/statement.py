@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import format_duration
 from pate_torch.privacy.records import LABEL_UNIT
 from pate_torch.release.owner_file import TUNING_METHODS

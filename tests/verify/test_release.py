@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from pate_torch import pipeline
-from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.cli.main import main as pate
+from pate_torch.core.formatting import format_epsilon
 from pate_torch.release import report
 from pate_torch.release.renderer import escape_markdown
 from pate_torch.verify import release as verified_files

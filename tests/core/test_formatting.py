@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
+from pate_torch.core.formatting import format_delta, format_epsilon, format_noise_scale
 
 EPSILONS = {2.4353597494239: "2.436", 2.2: "2.200", 0.0: "0.000", 0.1000001: "0.101", 0.012341: "0.0124"}
 EPSILONS |= {3e-7: "3.00E-7", math.inf: "infinite", 2.0**100: "1267650600228229400000000000000.000"}
