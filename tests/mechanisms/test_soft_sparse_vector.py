@@ -166,5 +166,6 @@ def test_votes_are_scores_of_0_and_1():
 def test_of_two_classes_one_score_is_asked_about():
     with pytest.raises(ValueError, match="second one's score alone"):
         SoftVotes(torch.rand(3, 4, 2))
+    assert "tensor" not in repr(SoftVotes(torch.rand(3, 2, 1)))
     assert SoftVotes.from_probabilities(torch.rand(3, 4, 5)).score_KQS.shape == (3, 4, 5)
     assert SoftVotes.from_probabilities(torch.rand(3, 4, 2)).score_KQS.shape == (3, 4, 1)
