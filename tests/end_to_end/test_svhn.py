@@ -21,7 +21,7 @@ BASE = [
     *("teacher=logistic", "teacher.batch_size=16", "execution.backend=vectorized", "baseline=false", "quiet=true"),
     *("student=supervised", "student.network=logistic", "student.augment=null", "student.steps=60"),
     *("guide_student.network=logistic", "guide_student.augment=null", "guide_student.steps=3"),
-    *("query=random", "num_queries=60", "privacy.opening_budget=500"),
+    *("query=random", "num_queries=100", "privacy.opening_budget=500"),
 ]
 
 
@@ -65,29 +65,30 @@ def test_both_mechanisms_reuse_a_second_student_and_tensorboard(files, tmp_path,
         seen.add(summary)
         return summary.parents[1], json.loads(summary.read_text())
 
-    folder, gaussian = run("mechanism=gaussian", "mechanism.sigma=3")
-    assert (gaussian["num_teachers"], gaussian["queries_answered"]) == (20, 60)
-    # Chance is a tenth, so .5 on 60 labels and on 247 test images lies eight standard errors above it.
-    assert gaussian["label_accuracy"] > 0.6 and gaussian["student_accuracy"] > 0.5
+    folder, gaussian = run("mechanism=gaussian", "mechanism.sigma=2")
+    assert (gaussian["num_teachers"], gaussian["queries_answered"]) == (20, 100)
+    # Both limits lie more than twelve standard errors above chance, a tenth, on 100 labels and on 247 test images.
+    assert gaussian["label_accuracy"] > 0.5 and gaussian["student_accuracy"] > 0.35
     labels = (folder / "release" / "labels.csv").read_text().splitlines()[1:]
     assert {line.rsplit(",", 1)[1] for line in labels} == set("0123456789")  # 10 in the file is the digit 0
     events = EventAccumulator(str(folder / "private" / "tensorboard")).Reload().Tags()
     assert {"teachers/loss", "votes/gap"} <= set(events["histograms"]) and "votes/answered_share" in events["scalars"]
 
-    (stored,) = (path for path in (home / "teachers").iterdir() if path.is_dir())
-    before = {path: path.stat().st_mtime_ns for path in stored.rglob("*.safetensors")}
+    (ensemble,) = home.glob("teachers/*/ensemble.safetensors")
+    trained_at = ensemble.stat().st_mtime_ns
     reuse = f"teachers={gaussian['teachers_id']}"
     _, sparse = run(reuse, "mechanism=sparse_vector", "mechanism.epsilon=100", "mechanism.max_failures=1")
-    assert {path: path.stat().st_mtime_ns for path in stored.rglob("*.safetensors")} == before and before
+    assert list(home.glob("teachers/*/ensemble.safetensors")) == [ensemble]
+    assert ensemble.stat().st_mtime_ns == trained_at  # no teacher was trained again
     assert sparse["mechanism"] == "sparse_vector" and sparse["queries_answered"] > 0
     # Both are on one account, whose total is more than either and at most their sum.
     assert sparse["epsilon"] <= sparse["epsilon_charged"] <= sparse["epsilon"] + gaussian["epsilon"] + 1e-9
     assert gaussian["epsilon_charged"] < sparse["epsilon_charged"]
 
     head, account = read_charges(home)
-    _, second = run(f"labels={gaussian['release_id']}", "student.steps=30")
+    _, second = run(f"labels={gaussian['release_id']}", "student.steps=40")
     assert read_charges(home)[0] == head and second["epsilon_charged"] == sparse["epsilon_charged"]
-    assert second["student_accuracy"] > 0.4 and account.num_releases == 2
+    assert second["student_accuracy"] > 0.3 and account.num_releases == 2
 
 
 def test_a_missing_extra_file_is_refused_before_anything_is_read(files, tmp_path, monkeypatch):
