@@ -21,7 +21,7 @@ BASE = [
     *("teacher=logistic", "teacher.batch_size=16", "execution.backend=vectorized", "baseline=false", "quiet=true"),
     *("student=supervised", "student.network=logistic", "student.augment=null", "student.steps=60"),
     *("guide_student.network=logistic", "guide_student.augment=null", "guide_student.steps=3"),
-    *("query=random", "num_queries=100", "privacy.opening_budget=300"),
+    *("query=random", "num_queries=100", "privacy.opening_budget=300", "membership=none"),
 ]
 
 
@@ -81,13 +81,13 @@ def test_both_mechanisms_reuse_a_second_student_and_tensorboard(files, tmp_path,
     assert list(home.glob("teachers/*/ensemble.safetensors")) == [ensemble]
     assert ensemble.stat().st_mtime_ns == trained_at  # no teacher was trained again
     assert sparse["mechanism"] == "sparse_vector" and sparse["queries_answered"] > 0
-    # Both are on one account, whose total is more than either and at most their sum.
-    assert sparse["epsilon"] <= sparse["epsilon_charged"] <= sparse["epsilon"] + gaussian["epsilon"] + 1e-9
-    assert gaussian["epsilon_charged"] < sparse["epsilon_charged"]
+    # Both are on one account. Its delta is that of one release, so its epsilon may be a little above the sum of both.
+    total = sparse["epsilon_charged"]
+    assert max(sparse["epsilon"], gaussian["epsilon_charged"]) < total < 1.1 * (sparse["epsilon"] + gaussian["epsilon"])
 
     head, account = read_charges(home)
     _, second = run(f"labels={gaussian['release_id']}", "student.steps=40")
-    assert read_charges(home)[0] == head and second["epsilon_charged"] == sparse["epsilon_charged"]
+    assert read_charges(home)[0] == head and second["epsilon_charged"] == total
     assert second["student_accuracy"] > 0.3 and account.num_releases == 2
 
 
