@@ -1,12 +1,12 @@
-"""SVHN's recipe on files of SVHN's format whose images are made from MNIST, because SVHN cannot be redistributed.
+"""SVHN's recipe on files of SVHN's format whose images are made from MNIST.
 
     python -m benchmarks.svhn_format --data-root data --device cuda --teachers 250 --output svhn_format.json
-    python -m benchmarks.svhn_format --data-root data --teachers 4 --parts teachers --output svhn_format.json
+    python -m benchmarks.svhn_format --data-root data --teachers 4 --parts teachers --cases lean_cnn --output svhn_format.json
 
 ``train_32x32.mat``, ``extra_32x32.mat`` and ``test_32x32.mat`` hold X, uint8 [32, 32, 3, N], and y with 10 for the
 digit 0. Each image is a digit of MNIST of a random size, color, background, brightness and noise, with parts of other
 digits to the left and right, as in SVHN. Private images repeat MNIST's 60,000 training digits, and the others its
-10,000 test digits, with fresh colors. They are easier than photographs: no figure of this program is a figure of SVHN.
+10,000 test digits, with fresh colors. They are no photographs, so no figure of this program is a figure of SVHN.
 
 The part ``teachers`` trains teachers of every network on shards of both sizes, and measures the accuracy of a teacher
 and of the plurality, and seconds per teacher: of the processor on a CPU, else of the clock. The part ``recipe`` runs
