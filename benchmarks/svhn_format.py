@@ -1,7 +1,7 @@
 """SVHN's recipe on files of SVHN's format whose images are made from MNIST.
 
-    python -m benchmarks.svhn_format --data-root data --device cuda --teachers 250 --output svhn_format.json
-    python -m benchmarks.svhn_format --data-root data --teachers 4 --parts teachers --cases lean_cnn --output svhn_format.json
+    python -m benchmarks.svhn_format --data-root data --device cuda --teachers 250 --output found.json
+    python -m benchmarks.svhn_format --data-root data --teachers 4 --parts teachers --cases lean_cnn --output found.json
 
 ``train_32x32.mat``, ``extra_32x32.mat`` and ``test_32x32.mat`` hold X, uint8 [32, 32, 3, N], and y with 10 for the
 digit 0. Each image is a digit of MNIST of a random size, color, background, brightness and noise, with parts of other
