@@ -39,6 +39,7 @@ _TEACHER: Final = _target(
     augment="${recommended.augment}",
 )
 _NONE: Final = {"none": {"name": "none"}}
+_MECHANISM: Final = "override /mechanism@_global_.mechanism"
 
 COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
     "execution": {"standard": _target("teachers.recipe.TrainingExecution")},
@@ -71,13 +72,8 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
     "membership": {**_NONE, "standard": _target("release.membership.MembershipTest")},
     "method": {
         "dpsgd": _target("methods.dpsgd.DPSGD"),
-        "gradients": _target(
-            "methods.gradients.GradientMethod",
-            defaults=[{"override /mechanism@_global_.mechanism": "gradient_descent"}],
-        ),
-        "reverse_knn": _target(
-            "methods.reverse_knn.ReverseKnn", defaults=[{"override /mechanism@_global_.mechanism": "histogram"}]
-        ),
+        "gradients": _target("methods.gradients.GradientMethod", defaults=[{_MECHANISM: "gradient_descent"}]),
+        "reverse_knn": _target("methods.reverse_knn.ReverseKnn", defaults=[{_MECHANISM: "histogram"}]),
         "teachers": _target("methods.teacher_votes.TeacherVotes"),
         "teachers_transductive": _target("methods.transductive.TransductiveTeacherVotes"),
     },

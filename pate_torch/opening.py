@@ -107,10 +107,7 @@ class OpenRun:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls,
-        config: RunConfig,
-        clock: StageTimer | None = None,
-        format_alternative: AlternativeFormatter | None = None,
+        cls, config: RunConfig, clock: StageTimer | None = None, format_alternative: AlternativeFormatter | None = None
     ) -> Iterator[Self]:
         """Load the data, check the choices, lock the folder of the run, and open the account.
 
@@ -285,11 +282,7 @@ def _open_account(
     cap_by_account = _read_caps(ledger)
     _check_new_account_cap(config, name, planned_events, cap_by_account)
     cap = privacy.budget_epsilon
-    terms: dict[str, Any] = {
-        "delta": privacy.delta,
-        "adjacency": config.partition.adjacency,
-        "unit": data.private.unit,
-    }
+    terms: dict[str, Any] = {"delta": privacy.delta, "adjacency": config.partition.adjacency, "unit": data.private.unit}
     ledger.open_account(
         name,
         budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
@@ -331,10 +324,8 @@ def _check_new_account_cap(
     if cap is None:
         key, cap = "opening_budget", privacy.opening_budget
     if not PrivacyFilter.can_admit(planned_events, epsilon=cap, delta=privacy.delta):
-        guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
-        problem = (
-            f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"
-        )
+        price = accounting.compute_guarantee(planned_events, privacy.delta)
+        problem = f"this run alone may cost epsilon {price.epsilon:.6g} at delta {privacy.delta:g} ({price.route})"
         raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
 
 
@@ -351,11 +342,9 @@ def _check_duplicate_account(
     store: TeacherStore, name: str, records: RecordHashes | None, fingerprint: str, ledger: Ledger
 ) -> None:
     """Raise ValueError if these records are charged to another account."""
-    other_accounts = [account.name for account in ledger.list_accounts() if account.name != name]
-    accounts_of_same_records = (
-        n for n in other_accounts if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values())
-    )
-    if duplicate := next(accounts_of_same_records, None) or store.find_account_of_same_units(records, other_accounts):
+    others = [account.name for account in ledger.list_accounts() if account.name != name]
+    matches = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values()))
+    if duplicate := next(matches, None) or store.find_account_of_same_units(records, others):
         problem = (
             f"shares a tenth or more of the units with account {duplicate!r}, which was charged, and the epsilon of"
             " either account does not cover both"

@@ -149,18 +149,14 @@ class ReleaseSession(OpenRun):
         """Adapt the method to its first answers. Also return the forecast that stops the release, or None."""
         method = self.config.method.adapt(first_answers, self.facts)
         if method.privacy_events(self.facts) != self.config.method.privacy_events(self.facts):
-            raise ValueError(
-                "first_answers: a setting changed on which the price depends. The reservation stays spent."
-            )
+            raise ValueError("first_answers: a setting that the price depends on changed. The reservation stays spent.")
         forecast = method.forecast_model(first_answers, self.facts)
         if forecast is not None:
             self.stages.print_message(f"Forecast from noisy class counts: {forecast}.")
         outside = first_answers.estimate_outside_share(first_answers.estimate_size(self.facts.num_units))
         chance_share = 2 / (len(self.facts.pool) + 1)  # of a column, for points of the same population
         if outside > MAX_OUTSIDE_SHARE + chance_share:
-            problem = (
-                f"about {100 * outside:.0f} % of the private values or more lie outside the range of the public points"
-            )
+            problem = f"{100 * outside:.0f} % of the private values or more lie outside the range of the public points"
             warnings.warn(f"public: {problem}. Are they in other units, or of another population?", stacklevel=2)
         has_no_skill = forecast is not None and forecast.skill <= 0 and not self.config.privacy.spend_anyway
         return method, forecast if has_no_skill else None
@@ -276,10 +272,7 @@ class ReleaseSession(OpenRun):
         return report
 
     def write_report(
-        self,
-        written: WrittenRelease,
-        named_student: NamedStudent | None,
-        metrics: PrivateMetrics | None = None,
+        self, written: WrittenRelease, named_student: NamedStudent | None, metrics: PrivateMetrics | None = None
     ) -> ReleaseReport:
         """Write the report of a release, and of its student unless this is None, into ``release/``."""
         run_folders.create_protected_folder(self.release_dir)

@@ -456,14 +456,12 @@ class PATE:
             raise ValueError("student: no student has been fitted. Call fit_student() first.")
         data = replace(session.splits.data, evaluation=_parse_evaluation("other", other_x, other_y, session.facts.spec))
         shards = assign_shards(self.partition, data.private, self.num_teachers or 1, self.seed)
-        attack_records = MembershipTest(records=records).select_records(data, shards, None, self.seed)
-        if attack_records is None:
+        sides = MembershipTest(records=records).select_records(data, shards, None, self.seed)
+        if sides is None:
             problem = f"must hold at least {MIN_RECORDS} records that are no members"
             raise checks.error("other_x", f"{len(data.evaluation.x)} records", problem)
         events = written.labels.reserved_events if written.record["private"] else None
-        return attack_student(
-            attack_records, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False
-        )
+        return attack_student(sides, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False)
 
     @reworded_errors(PATE_WORDS)
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:

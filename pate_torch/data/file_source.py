@@ -207,9 +207,7 @@ class FileSource(DatasetSource):
             f"about {public:.0%} of the {subject} in {self.path} would become public: the student is trained on these "
             "points, their class names, categories and hashes are released, and no epsilon covers them"
         )
-        fix = (
-            "Give a separate file of public records (dataset.public_path=...), or agree by dataset.publish_split=true."
-        )
+        fix = "Name a file of public records (dataset.public_path=...), or agree by dataset.publish_split=true."
         if test:
             fix += f" Another {test:.0%} become test records, whose metrics only you see (dataset.publish_test)."
         return checks.error("dataset.publish_split", False, message, fix)

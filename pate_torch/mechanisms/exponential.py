@@ -97,9 +97,7 @@ def draw_model_index(
     checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
     errors = np.asarray(errors_M)
     if errors.ndim != 1 or len(errors) == 0:
-        raise checks.error(
-            "errors_M.shape", errors.shape, "must be (M,), with one error count for each of M >= 1 models"
-        )
+        raise checks.error("errors_M.shape", errors.shape, "must be (M,), one error count for each of M >= 1 models")
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
         raise ValueError("errors_M: must be error counts (integers of at least 0), not error rates")
     rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)

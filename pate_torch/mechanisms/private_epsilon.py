@@ -67,24 +67,20 @@ class PrivateEpsilon:
         if model is None:
             raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent price", fix)
         if rounds > 1:
-            rule = (
-                f"data-dependent prices do not add up over {rounds} rounds, where questions depend on earlier answers"
-            )
+            rule = f"data-dependent prices do not add up over {rounds} rounds, as questions depend on earlier answers"
             raise checks.error("private_epsilon", "set", rule, fix)
         key = (mechanism, num_queries, num_teachers, num_classes, delta)
         if key in self._plans:
             return self._plans[key]
-        example_votes = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
+        examples = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
         try:
             plan = private_price.choose_plan(
-                model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
+                model, examples, num_queries=num_queries, delta=delta, confidence=self.confidence
             )
         except ValueError as error:
             message = f"private_epsilon: {mechanism.name} has no data-dependent price to publish here ({error}) {fix}"
             raise ValueError(message) from error
-        expected_epsilon = private_price.forecast_epsilon(
-            plan, model, example_votes, num_queries=num_queries, delta=delta
-        )
+        expected_epsilon = private_price.forecast_epsilon(plan, model, examples, num_queries=num_queries, delta=delta)
         labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
         if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
             rule = (

@@ -68,11 +68,7 @@ _STEP_SIZE = 2.0
 
 
 def plan_descent(
-    mechanism: GradientDescent,
-    num_records: float,
-    num_public: int | None,
-    balance: float = 1.0,
-    num_classes: int = 2,
+    mechanism: GradientDescent, num_records: float, num_public: int | None, balance: float = 1.0, num_classes: int = 2
 ) -> tuple[GradientDescent, float]:
     """Set the step sizes for a number of records. No price depends on them. Also return the effective dimension.
 
@@ -210,11 +206,7 @@ class GradientMethod(RecordMethod):
         feature_PD = encode(encoder, facts.pool.x, spec)
         whitening = Whitening.from_features(feature_PD, self.ridge, self.effective_dim)
         z_ND = map_records_batch_invariant(
-            lambda feature_BD: quantize(whitening.whiten_and_clip(feature_BD)).short(),
-            encoder,
-            private,
-            spec,
-            progress,
+            lambda feature_BD: quantize(whitening.whiten_and_clip(feature_BD)).short(), encoder, private, spec, progress
         )
         sensitivity = make_vector_sum_sensitivity(shards.adjacency, z_ND.shape[1] * spec.num_classes)
         start_DC = torch.zeros(z_ND.shape[1], spec.num_classes, dtype=torch.float64)
@@ -236,20 +228,17 @@ class GradientMethod(RecordMethod):
 
 def describe(unit: str, steps: int) -> MethodDescription:
     """Describe the method for reports, given the privacy unit and the number of steps of a round."""
-    sentence = (
-        f"Every {get_unit_column(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
-    )
+    times = "once" if steps == 1 else f"{steps} times"
+    sentence = f"Every {get_unit_column(unit) or 'record'} gave its gradient {times}{{each_round}}"
     return MethodDescription(
         subject="gradients",
-        procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to predict it "
+        procedure=f"{sentence}: the direction in which a public model would have to change to predict it "
         "better, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients. Only "
         "models trained on the noisy sums, and their answers on public points, were released. A student sees nothing "
         "but public points and these answers.",
         query_sentence="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
         examples="Public points, each with the class given by the model trained on noisy sums. Some classes are wrong, "
         "because of the noise and of errors of the model.",
-        assumptions=(
-            f"{sentence}{{each_round}}, of length at most 1 and computed from its own record and public values alone.",
-        ),
+        assumptions=(f"{sentence}, of length at most 1 and computed from its own record and public values alone.",),
         discrete=False,
     )

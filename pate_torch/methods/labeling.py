@@ -132,9 +132,8 @@ class LabelingMethod(PrivateMethod):
         pool_size = len(facts.pool)
         if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self
-        stages.print_message(
-            f"num_queries is {pool_size} instead of the recommended {self.num_queries}, the number of public points."
-        )
+        message = f"num_queries is {pool_size} instead of the recommended {self.num_queries}"
+        stages.print_message(f"{message}, the number of public points.")
         return replace(self, num_queries=pool_size)
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts | None = None) -> LabelingMethod:
@@ -154,10 +153,8 @@ class LabelingMethod(PrivateMethod):
             total_epsilon = compute_guarantee(set_noise(1 / epsilon).privacy_events(), delta).epsilon
             if 1 - 1e-6 <= total_epsilon / epsilon <= 1:
                 return set_noise(1 / epsilon)
-        scale = calibration.calibrate_sigma(
-            lambda scale: set_noise(scale).privacy_events(), epsilon=epsilon, delta=delta
-        )
-        return set_noise(scale)
+        sigma = calibration.calibrate_sigma(lambda s: set_noise(s).privacy_events(), epsilon=epsilon, delta=delta)
+        return set_noise(sigma)
 
     def validate(self, facts: DatasetFacts) -> None:
         fix = f"There are {len(facts.pool)} public points to ask about."
@@ -167,9 +164,8 @@ class LabelingMethod(PrivateMethod):
                 problem = f"must be the adjacency of the partition, {facts.adjacency}"
                 raise checks.error("first_answers.adjacency", self.class_counts.adjacency, problem)
             if self.noise != self.class_counts.noise:
-                raise checks.error(
-                    "noise", self.noise, "must be torch with first_answers=class_counts", "Set noise=torch."
-                )
+                problem = "must be torch with first_answers=class_counts"
+                raise checks.error("noise", self.noise, problem, "Set noise=torch.")
         if self.features is not None:
             with checks.prefixed_errors("features"):
                 self.features.check(facts.spec)

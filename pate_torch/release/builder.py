@@ -255,12 +255,8 @@ def select_examples(data: Dataset, release: Release) -> tuple[Example, ...]:
     if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
         return ()
     query_E, label_E = (values_Q[release.answered_Q][:NUM_EXAMPLES] for values_Q in (release.query_Q, release.label_Q))
-    return tuple(
-        Example(picture=encode_picture(image), label=label, query=query)
-        for image, label, query in zip(
-            data.pool.x[query_E].cpu().numpy(), label_E.tolist(), query_E.tolist(), strict=True
-        )
-    )
+    rows = zip(data.pool.x[query_E].cpu().numpy(), label_E.tolist(), query_E.tolist(), strict=True)
+    return tuple(Example(picture=encode_picture(image), label=label, query=query) for image, label, query in rows)
 
 
 def encode_picture(image_CHW: np.ndarray) -> str:

@@ -55,9 +55,8 @@ def explained_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> I
             last = charges[-1]
             is_resumable = last.is_committed and not last.is_stopped and last.run in unfinished_runs
             advice = "The charge stays, and its release cannot be finished: another call is a new charge."
-            advice = (
-                "Repeat the same call to finish the release at no cost beyond its plan." if is_resumable else advice
-            )
+            if is_resumable:
+                advice = "Repeat the same call to finish the release at no cost beyond its plan."
             advice = f"account {name!r}: {format_charges(home, account, charges)}. {advice}"
         interrupt.args = (f"interrupted: {advice}",)
         raise

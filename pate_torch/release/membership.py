@@ -129,12 +129,7 @@ class MembershipTest:
             return data, None
         if data.private.unit == LABEL_UNIT:
             fix = "Set membership.held_out=0."
-            raise checks.error(
-                "membership.held_out",
-                self.held_out,
-                "must be 0, because all features are public",
-                fix,
-            )
+            raise checks.error("membership.held_out", self.held_out, "must be 0, because all features are public", fix)
         training, holdout = hold_out(data.private, self.held_out, adjacency, seed, "membership")
         return replace(data, private=training), holdout
 

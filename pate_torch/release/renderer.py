@@ -278,9 +278,8 @@ def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
     curve = claim.epsilon_curve
     curves = [{"name": "this release", "style": "a", "points": thin_points(curve, MAX_POINTS)}]
     if claim.epsilon is not None and claim.epsilon > 1.001 * curve[-1]:
-        curves.append(
-            {"name": "guarantee", "style": "a flat", "points": [(1, claim.epsilon), (len(curve), claim.epsilon)]}
-        )
+        level = [(1, claim.epsilon), (len(curve), claim.epsilon)]
+        curves.append({"name": "guarantee", "style": "a flat", "points": level})
     if (cap := claim.budget_epsilon) is not None and not is_cap_far(claim):
         curves.append({"name": "cap", "style": "c flat", "points": [(1, cap), (len(curve), cap)]})
     return curves

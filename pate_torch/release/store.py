@@ -389,11 +389,9 @@ class UnfinishedCall:
         folder = Path(json.loads(self._note_path.read_text())["folder"])
         with Ledger(ledger_path, create=False) as ledger:
             entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
-        reserved_ids = {
-            e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
-        }
+        own_ids = {e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name}
         commits = [entry.facts for entry in entries if entry.kind == "commit" and "stopped" not in entry.facts]
-        committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in reserved_ids}
+        committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in own_ids}
         if not committed or not (folder / "release").is_dir():
             return None
         with run_folders.try_hold_lock(folder / run_folders.LOCK_FILE_NAME, "paths.run") as is_unlocked:

@@ -79,11 +79,7 @@ class TeacherEnsemble:
         return dataclasses.replace(self, params=params, trained_K=self.trained_K[teachers])
 
     def forward_batches(
-        self,
-        x: Tensor,
-        on_logits: LogitsCallback,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+        self, x: Tensor, on_logits: LogitsCallback, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> None:
         """PRIVATE. Compute logits of raw points [Q, ...], and call ``on_logits`` for a few teachers at a time.
 

@@ -145,9 +145,8 @@ class RecordHashes:
         """Return these records, and those of ``new_records`` with other hashes."""
         new_N = ~np.isin(new_records.hash_N, self.hash_N)
         new_unit_N = 1 + self.unit_N.max(initial=-1) + new_records.unit_N[new_N]
-        return RecordHashes(
-            np.concatenate([self.hash_N, new_records.hash_N[new_N]]), np.concatenate([self.unit_N, new_unit_N])
-        )
+        hash_N = np.concatenate([self.hash_N, new_records.hash_N[new_N]])
+        return RecordHashes(hash_N, np.concatenate([self.unit_N, new_unit_N]))
 
 
 @dataclass(frozen=True)
@@ -557,8 +556,7 @@ class EnsembleFinder:
         assert self.ledger is not None
         check_budget()  # training may take hours
         with self.store.lock_training(
-            self.identity,
-            lambda holder: self.print_message(f"Waiting for {holder}, which trains the same teachers."),
+            self.identity, lambda holder: self.print_message(f"Waiting for {holder}, which trains the same teachers.")
         ) as checkpoints:
             if (stored_teachers := self.find()) is not None:  # the other process has trained them
                 return stored_teachers, False
