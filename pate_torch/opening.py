@@ -262,12 +262,8 @@ def _open_account(
 ) -> Budget:
     """Open the account of a data set, or check that its terms are those of this run.
 
-    Args:
-        config: Choices of the run.
-        ledger: Ledger that holds the account.
-        data: Data whose private records the account protects.
-        planned_events: All events that the run charges.
-        fingerprint: Content fingerprint of the records, or of votes in their place.
+    ``planned_events`` are all events that the run charges, and ``fingerprint`` is that of the records, or of votes in
+    their place.
 
     Raises:
         ValueError: The account has other terms, was charged in another ledger, or its records are charged to another

@@ -23,6 +23,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pate_torch import owner_metrics
 from pate_torch.core import run_folders
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import do_nothing
@@ -31,13 +32,7 @@ from pate_torch.methods.base import FirstAnswers, ModelForecast, ModelRelease, P
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.voting import VotingMethod
 from pate_torch.opening import OpenRun, make_record
-from pate_torch.owner_metrics import (
-    PrivateMetrics,
-    complete_owner_metrics,
-    compute_owner_metrics,
-    make_public_baselines,
-    save_votes,
-)
+from pate_torch.owner_metrics import PrivateMetrics
 from pate_torch.privacy.records import Release
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
@@ -252,16 +247,13 @@ class ReleaseSession(OpenRun):
         if named_student is None:
             report = self.write_report(written, None)
         else:
-            save_votes(written, self.prepared, self.private_dir, self.private_writer)
+            config, splits, prepared = self.config, self.splits, self.prepared
+            owner_metrics.save_votes(written, prepared, self.private_dir, self.private_writer)
             with self.clock("owner"):
-                metrics, nonprivate = compute_owner_metrics(
-                    self.config, self.splits, written, self.prepared, self.stages
-                )
+                metrics, model = owner_metrics.compute_metrics(config, splits, written, prepared, self.stages)
             report = self.write_report(written, named_student, metrics)  # first, so that no failing attack prevents it
             claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
-            metrics = complete_owner_metrics(
-                metrics, self.config, self.splits, written, named_student[1], nonprivate, claim
-            )
+            metrics = owner_metrics.complete_metrics(metrics, config, splits, written, named_student[1], model, claim)
             metrics = replace(metrics, forecast=self.forecast, seconds=dict(self.clock.seconds))
             metrics.write(self.private_dir / "summary.json")
             if self.private_writer is not None:
@@ -287,7 +279,7 @@ class ReleaseSession(OpenRun):
             seconds=self.clock.seconds,
             owner=self.owner,
             chosen_by=self.config.privacy.chosen_by,
-            baselines=() if metrics is None else make_public_baselines(self.splits.data, metrics),
+            baselines=() if metrics is None else owner_metrics.make_public_baselines(self.splits.data, metrics),
             includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
         )
         write_release(self.release_dir, report)

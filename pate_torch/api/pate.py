@@ -68,12 +68,7 @@ from pate_torch.teachers.panel import Panel, fit_panel
 from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
-STUDENTS: dict[str, type[StudentAlgorithm]] = {
-    "fixmatch": FixMatch,
-    "label_spreading": LabelSpreading,
-    "supervised": Supervised,
-    "vat": Vat,
-}
+STUDENTS: dict[str, type[StudentAlgorithm]] = {s.name: s for s in (FixMatch, LabelSpreading, Supervised, Vat)}
 
 Array = Tensor | np.ndarray
 

@@ -113,8 +113,7 @@ class FileSource(DatasetSource):
             raise checks.error(key, list(self.fractions), message)
         for name in ("publish_split", "publish_test", "benchmark"):
             checks.boolean(f"dataset.{name}", getattr(self, name))
-        if self.nominal_size is not None:
-            checks.integer("dataset.nominal_size", self.nominal_size, low=1)
+        checks.optional(checks.integer, "dataset.nominal_size", self.nominal_size, low=1)
         checks.one_of("dataset.roles", self.roles, ("hash", "position"))
         if self.roles == "position" and not self._has_unnamed_records:
             message = "needs one file of single records without an id or a group"

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.prices import ExponentialPrice
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import NoisyMaximum
@@ -41,16 +40,14 @@ class ExponentialMechanism(NoisyMaximum):
         """Rate h, per vote."""
         return math.sqrt(2) / self.sigma
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.make_outcome_model().privacy_events(num_queries)
+    @property
+    def price(self) -> ExponentialPrice:
+        return ExponentialPrice(self.rate)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         score_QC = self.rate * self._cast_counts(votes)
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
-
-    def make_outcome_model(self) -> ExponentialPrice:
-        return ExponentialPrice(self.rate)
 
 
 def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[np.float64]:

@@ -79,10 +79,9 @@ class OwnerFacts(PicklableFacts):
             value = getattr(self, item.name)
             if isinstance(value, Mapping):
                 object.__setattr__(self, item.name, MappingProxyType(dict(value)))
-            elif value is not None:
-                checks.nonempty_string(item.name, value)
-        if self.tuning is not None:
-            checks.one_of("tuning", self.tuning, TUNING_METHODS)
+            else:
+                checks.optional(checks.nonempty_string, item.name, value)
+        checks.optional(checks.one_of, "tuning", self.tuning, TUNING_METHODS)
         for key, value in self.pool.items():
             checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
 

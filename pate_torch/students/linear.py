@@ -51,8 +51,7 @@ class Logistic(StudentAlgorithm):
     ridge: float | None = None
 
     def __post_init__(self) -> None:
-        if self.ridge is not None:
-            checks.positive("student.ridge", self.ridge)
+        checks.optional(checks.positive, "student.ridge", self.ridge)
 
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing

@@ -234,6 +234,5 @@ class TrainingExecution:
 
     def __post_init__(self) -> None:
         checks.one_of("execution.backend", self.backend, ("auto", "vectorized", "processes"))
-        for name, value in (("workers", self.workers), ("chunk", self.chunk)):
-            if value is not None:
-                checks.integer(f"execution.{name}", value, low=1)
+        checks.optional(checks.integer, "execution.workers", self.workers, low=1)
+        checks.optional(checks.integer, "execution.chunk", self.chunk, low=1)

@@ -332,7 +332,7 @@ def fail(error):
     [
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.training.save_file", 0),
-        ("pate_torch.release.store.write_atomically", 0),  # the note of the unfinished call
+        ("pate_torch.release.store.files.write_atomically", 0),  # the note of the unfinished call
         ("pate_torch.release.store.write", 1),
         ("pate_torch.owner_metrics.save_file", 1),
         ("pate_torch.session.save_student", 1),
