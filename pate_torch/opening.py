@@ -341,14 +341,10 @@ def _check_duplicate_account(
     others = [account.name for account in ledger.list_accounts() if account.name != name]
     matches = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values()))
     if duplicate := next(matches, None) or store.find_account_of_same_units(records, others):
-        problem = (
-            f"shares a tenth or more of the units with account {duplicate!r}, which was charged, and the epsilon of"
-            " either account does not cover both"
-        )
-        fix = (
-            f"Use account {duplicate!r}. If a second account is meant, set privacy.allow_duplicate_account=true,"
-            " and add both epsilons yourself."
-        )
+        problem = f"shares a tenth or more of the units with account {duplicate!r}, which was charged"
+        problem += ", and the epsilon of either account does not cover both"
+        fix = f"Use account {duplicate!r}. If a second account is meant, set privacy.allow_duplicate_account=true"
+        fix += ", and add both epsilons yourself."
         raise checks.error("account", name, problem, fix)
 
 

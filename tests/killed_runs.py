@@ -44,8 +44,8 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.queries.base import Margin, Random
 from pate_torch.queries.clusters import Medoids
-from pate_torch.queries.random import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.session import ReleaseSession
 from pate_torch.students.self_training import SelfTraining

@@ -19,8 +19,8 @@ from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
+from pate_torch.queries.base import Margin, Random
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection

@@ -52,8 +52,7 @@ from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, assign_shards, drop_unusable
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
-from pate_torch.queries.base import QueryStrategy
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import QueryStrategy, Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import MODEL_FILE_NAME

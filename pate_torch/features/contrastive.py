@@ -99,10 +99,8 @@ class ContrastiveFeatures(FeatureRecipe):
     ) -> nn.Module:
         if self.encoders > 1:
             learn = functools.partial(self.single_encoder.learn, x_P, spec, device=device)
-            parts = [
-                lambda progress, k=k: learn(seed=rng.derive_member_seed(seed, k), progress=progress)
-                for k in range(self.encoders)
-            ]
+            seeds = [rng.derive_member_seed(seed, k) for k in range(self.encoders)]
+            parts = [lambda progress, member=member: learn(seed=member, progress=progress) for member in seeds]
             return ConcatFeatures(run_in_parallel(parts, torch.device(device), progress))
         # Queries and students share a recipe, so a process trains once for the same points, seed and device.
         key = (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))

@@ -44,8 +44,7 @@ from pate_torch.privacy.sensitive import (
     Votes,
     check_sensitivity,
 )
-from pate_torch.queries.base import QueryState, QueryStrategy
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import QueryState, QueryStrategy, Random
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 
@@ -213,14 +212,10 @@ class LabelingMethod(PrivateMethod):
                 "First, the number of units in each class, and the sum of their shares of values outside the public "
                 f"range, were released with noise of {self.class_counts.sigma:.4g} units and twice as many"
             )
-            description = dataclasses.replace(
-                description,
-                procedure=f"{counts}, which the same price covers. {description.procedure}",
-                assumptions=(
-                    *description.assumptions,
-                    "Every unit was counted once, by the class of one of its records.",
-                ),
-            )
+            procedure = f"{counts}, which the same price covers. {description.procedure}"
+            once = "Every unit was counted once, by the class of one of its records."
+            assumptions = *description.assumptions, once
+            description = dataclasses.replace(description, procedure=procedure, assumptions=assumptions)
         return {
             "num_teachers": self.ensemble_size or 0,
             "mechanism": mechanism.name,
@@ -317,12 +312,9 @@ class PreparedLabeling(PreparedMethod):
             fix = "There must be one row for each public point, in the order of the points."
             raise checks.error("votes", len(self.sensitive), f"must cover all {len(pool)} public points", fix)
         if isinstance(self.mechanism, VoteMechanism) and isinstance(self.sensitive, Votes | SoftVotes):
-            self.mechanism.check(
-                num_queries=self.num_queries,
-                num_teachers=self.sensitive.num_teachers,
-                num_classes=self.sensitive.num_classes,
-                rounds=min(self.query.rounds, self.num_queries),
-            )
+            sizes = {"num_teachers": self.sensitive.num_teachers, "num_classes": self.sensitive.num_classes}
+            rounds = min(self.query.rounds, self.num_queries)
+            self.mechanism.check(num_queries=self.num_queries, **sizes, rounds=rounds)
         if budget.kind != self.mechanism.noise:
             problem = f"must be {self.mechanism.noise!r}, the noise for which the price of {self.mechanism.name} holds"
             raise checks.error("noise", budget.kind, problem)

@@ -30,8 +30,8 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.networks import remove_head
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import PrivateRecords, Release
+from pate_torch.queries.base import Random
 from pate_torch.queries.clusters import Medoids
-from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.statement import format_sentence

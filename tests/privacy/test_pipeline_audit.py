@@ -15,7 +15,7 @@ from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Reservation
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import ReplaceOne
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests.answering import answer_queries

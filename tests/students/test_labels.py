@@ -12,11 +12,11 @@ from scipy import stats
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NoisyCounts, PublicPool, Release
 from pate_torch.privacy.sensitive import SoftVotes
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.release import store as release_store
 from pate_torch.students.labels import compute_label_posterior, estimate_lead, make_student_task, with_label_posteriors
 from pate_torch.students.training import Supervised, build_problem

@@ -12,7 +12,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.opening import make_inputs
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
 from pate_torch.teachers.store import Identity, TeacherStore
