@@ -42,12 +42,7 @@ AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
 
 
 def make_inputs(
-    config: RunConfig,
-    data: Dataset,
-    facts: DatasetFacts,
-    stages: Stages,
-    clock: StageTimer,
-    ledger: Ledger | None = None,
+    config: RunConfig, data: Dataset, facts: DatasetFacts, stages: Stages, clock: StageTimer, ledger: Ledger | None
 ) -> MethodInputs:
     """PRIVATE. Make the inputs of the method's ``prepare``."""
     return MethodInputs(
@@ -382,10 +377,10 @@ def _open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tup
     assert config.labels is not None
     release_folder = release_store.find_release(config.root, config.labels)
     with Ledger(config.ledger_path, create=False) as ledger:
-        labels, record, guide = release_store.read(release_folder, facts.pool, facts.spec, ledger)
+        written = release_store.read(release_folder, facts.pool, facts.spec, ledger)
         with _run_folder_lock(config):
-            release_store.check_unused_folder(config.folder, labels.id)
-            yield ledger, WrittenRelease(release=labels, record=record, guide=guide)
+            release_store.check_unused_folder(config.folder, written.release.id)
+            yield ledger, written
 
 
 def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
@@ -427,10 +422,9 @@ def _resume_call(
             return config, None
         folder, committed_ids = interruption
         with Ledger(config.ledger_path, create=False) as ledger:
-            labels, record, guide = release_store.read(folder / "release", facts.pool, facts.spec, ledger)
-        if labels.id not in committed_ids:
+            written = release_store.read(folder / "release", facts.pool, facts.spec, ledger)
+        if written.release.id not in committed_ids:
             return config, None
-        written = WrittenRelease(release=labels, record=record, guide=guide)
     message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more"
     message += "." if config.private_test is None else ", but for its test on held-out units."
     stages.print_message(message)

@@ -68,7 +68,7 @@ def test_a_run_writes_what_the_design_fixes(done):
     assert len({row["query"] for row in rows}) == len(rows) == 20
     data, ledger = done.dataset.load(), Ledger(done.root / "ledger.sqlite")
     folder = release_store.find_release(done.root, found["release_id"])
-    release, *_ = release_store.read(folder, data.pool, data.spec, ledger)
+    release = release_store.read(folder, data.pool, data.spec, ledger).labels
     assert release.label_Q.tolist() == [int(row["label"]) for row in rows]
 
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.core.device import run_in_parallel, to_device
+from pate_torch.core.device import Device, run_in_parallel, to_device
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
-from pate_torch.features.base import Device, FeatureRecipe
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
 from pate_torch.privacy.records import DataSpec
 

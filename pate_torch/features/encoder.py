@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks, texts
+from pate_torch.core.device import Device
 from pate_torch.core.files import compute_file_digest, get_tensor_bytes
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features import encoding
-from pate_torch.features.base import Device
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.networks import remove_head
 from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderCard

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pate_torch.core import checks
+from pate_torch.core.device import Device
 from pate_torch.core.files import atomic_replacement, create_private_folder, read_tensors
 from pate_torch.core.run_folders import hold_lock
-from pate_torch.features.base import Device
 
 
 class Tokens(NamedTuple):

@@ -18,6 +18,7 @@ import torch
 
 from pate_torch.accounting import accountant
 from pate_torch.accounting.data_dependent import private_price
+from pate_torch.accounting.data_dependent.private_price import PublicationPlan
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
@@ -43,7 +44,7 @@ class PrivateEpsilon:
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
     confidence: float = 0.95
     allow_net_loss: bool = False
-    _plans: dict[Any, private_price.PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
+    _plans: dict[Any, PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.agreement:
@@ -55,7 +56,7 @@ class PrivateEpsilon:
 
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
-    ) -> private_price.PublicationPlan:
+    ) -> PublicationPlan:
         """Choose the public parameters of the publication for a release of this mechanism and the account's delta.
 
         Raises:
@@ -94,18 +95,12 @@ class PrivateEpsilon:
         return plan
 
     @staticmethod
-    def privacy_events(plan: private_price.PublicationPlan) -> tuple[PrivacyEvent, ...]:
+    def privacy_events(plan: PublicationPlan) -> tuple[PrivacyEvent, ...]:
         """Return the events of the publication."""
         return (plan.publication_event,)
 
     def publish(
-        self,
-        plan: private_price.PublicationPlan,
-        mechanism: Mechanism,
-        votes: Votes,
-        budget: Budget,
-        delta: float,
-        folder: Path,
+        self, plan: PublicationPlan, mechanism: Mechanism, votes: Votes, budget: Budget, delta: float, folder: Path
     ) -> tuple[float, str]:
         """Charge the publication, draw its noise and write ``sanitised.json``.
 

@@ -34,13 +34,7 @@ _MULTIPLES = (0.05, 3.0)
 
 
 def rescale_release(
-    release: Release,
-    *,
-    mechanism: GradientDescent,
-    public: GradientSums,
-    frequency_C: Tensor,
-    num_units: int,
-    seed: int,
+    release: Release, mechanism: GradientDescent, public: GradientSums, frequency_C: Tensor, num_units: int, seed: int
 ) -> Release:
     """Releasable. Return the release of one round with rescaled logits, and the labels that follow from these.
 

@@ -11,7 +11,6 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from pate_torch.core import checks
@@ -159,11 +158,9 @@ class PublicFacts(PicklableFacts):
     """Base class of the records of a report. Raises TypeError for a field that is no plain value."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Mapping):
-                object.__setattr__(self, item.name, MappingProxyType(dict(value)))
-            _check_releasable(item.name, value)
+            _check_releasable(item.name, getattr(self, item.name))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

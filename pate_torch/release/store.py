@@ -211,13 +211,8 @@ def find_release(root: Path, release_id: object) -> Path:
     raise checks.error("labels", release_id, f"no such release under {runs_folder.absolute()}", fix)
 
 
-def read(
-    folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger
-) -> tuple[Release, dict[str, Any], Student | None]:
+def read(folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger) -> WrittenRelease:
     """Read the release in this folder, whose questions are points of this pool.
-
-    Returns:
-        The release, its record, and the guide student (None if there was no guide).
 
     Raises:
         ValueError: The release is missing or damaged, was made from other points, or disagrees with the ledger.
@@ -243,7 +238,8 @@ def read(
         problem = f"{' and '.join(edited) or 'labels.csv'} does not fit release.json: it was edited"
         raise _corrupt_release_error(record, problem, fix)
     _check_against_ledger(record, release, ledger, fix)
-    return release, record, student_store.load(folder / "guide.safetensors") if "guide_sha256" in record else None
+    guide = student_store.load(folder / ANSWER_FILES["guide_sha256"]) if "guide_sha256" in record else None
+    return WrittenRelease(release=release, record=record, guide=guide)
 
 
 def _parse_release(folder: Path, record: dict[str, Any], spec: DataSpec) -> Release:

@@ -74,9 +74,8 @@ class Run:
     def read(self) -> Release:
         data = self.plan.dataset.load()
         with Ledger(self.home / "ledger.sqlite", create=False) as ledger:
-            return release_store.read(
-                release_store.find_release(self.home, self.report.record.release_id), data.pool, data.spec, ledger
-            )[0]
+            folder = release_store.find_release(self.home, self.report.record.release_id)
+            return release_store.read(folder, data.pool, data.spec, ledger).labels
 
 
 @pytest.fixture(scope="module", params=BOTH)

@@ -97,7 +97,7 @@ def test_other_public_points_or_another_start_are_other_teachers(tmp_path):
     def identify(data, teacher=RECIPE):
         this_config, stages = changed(config, teacher=teacher), Stages(quiet=True)
         facts = DatasetFacts.from_dataset(data, this_config.partition)
-        return this_config.method.make_identity(make_inputs(this_config, data, facts, stages, StageTimer()))
+        return this_config.method.make_identity(make_inputs(this_config, data, facts, stages, StageTimer(), None))
 
     here = identify(DATA)
     assert here == identify(DATA)
