@@ -11,7 +11,7 @@ COMMANDS = {
     "demo": ("pate_torch.cli.train", "train", "train on a bundled data set, in half a minute"),
     "train": ("pate_torch.cli.train", "train", "train teachers, release labels and fit a student, as train.py does"),
     "label": ("pate_torch.cli.label", "main", "release labels from a file of votes, without a student"),
-    "audit": ("pate_torch.audit.command", "main", "measure a lower bound on the epsilon of a mechanism"),
+    "audit": ("pate_torch.audit", "main", "measure a lower bound on the epsilon of a mechanism"),
     "plan": ("pate_torch.cli.plan", "main", "compute the cost of settings before anything is charged"),
     "verify": ("pate_torch.verify.command", "main", "recompute the claims of any release by independent code"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),

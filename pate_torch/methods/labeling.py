@@ -246,17 +246,14 @@ class LabelingMethod(PrivateMethod):
 class PreparedLabeling(PreparedMethod):
     """PRIVATE. A labeling method that is ready to answer.
 
+    Attributes of a ``LabelingMethod`` are not listed again.
+
     Attributes:
-        mechanism: Mechanism that answers.
-        query: Query strategy, which chooses the questions of each round.
-        num_queries: Largest number of questions.
         sensitive: PRIVATE. Values to be opened, on the whole pool: votes, cell counts or gradient sums.
         spec: Public facts of the data.
         seed: Seed of the public choices. It does not seed noise.
         feature_PD: Features of the public points, by which the first round chooses questions, float32 [P, D]. None to
             use the points themselves.
-        guide_student: Student that is fitted before each round but the first. None if no round needs a student.
-        releases_guide: Whether the last guide student is released beside the labels.
         refit: PRIVATE. Function that makes the values of the next round in the features of the guide student. The
             contribution of a record depends on this record and on released values alone. None if all rounds open the
             same values.

@@ -234,8 +234,7 @@ class GradientStudent(StudentAlgorithm):
 
     def check(self, spec: DataSpec) -> None:
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        if self.features is not None:
-            self.features.check(spec)
+        super().check(spec)
 
     @abstractmethod
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:

@@ -9,7 +9,7 @@ import torch
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
-from pate_torch.audit.command import audit_outcomes
+from pate_torch.audit import audit_outcomes
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Reservation
