@@ -245,7 +245,7 @@ class Ledger:
             raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
         requested_cost = state.filter.compute_cost(events)
         if first_charge_only and state.has_release:
-            raise account_charged_error(state, state.filter.to_epsilon(requested_cost))
+            raise account_charged_error(state, events)
         if not state.filter.admits(state.total_cost, requested_cost):
             raise budget_exceeded_error(state, events, requested_cost)
         return requested_cost
