@@ -329,16 +329,14 @@ def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
     return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
 
-def account_charged_error(account: Account, events: Iterable[PrivacyEvent]) -> ValueError:
+def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
     """Make the error for a release that must be the first of its account, if the account is already charged."""
     guarantee, spent_text = account.guarantee, "nothing can be claimed for it"
     if guarantee is not None:
         terms = f"delta {format_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
         spent_text = f"epsilon {guarantee.epsilon:.4g}, {terms}, {guarantee.route}"
     open_text = f"; {account.num_open} of its releases were interrupted and stay spent" * (account.num_open > 0)
-    requested = account.compute_guarantee(events)
-    epsilon_text = "" if requested is None else f" of epsilon {requested.epsilon:.4g}"
-    fix = f"allow_refit=True adds a release{epsilon_text}, and the account covers all releases."
+    fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and the account covers all releases."
     return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
 
 

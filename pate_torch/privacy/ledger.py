@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent, to_json
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.core import checks, run_folders
@@ -245,7 +246,7 @@ class Ledger:
             raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
         requested_cost = state.filter.compute_cost(events)
         if first_charge_only and state.has_release:
-            raise account_charged_error(state, events)
+            raise account_charged_error(state, compute_guarantee(events, state.delta).epsilon)
         if not state.filter.admits(state.total_cost, requested_cost):
             raise budget_exceeded_error(state, events, requested_cost)
         return requested_cost
