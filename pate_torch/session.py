@@ -151,7 +151,8 @@ class ReleaseSession(OpenRun):
         outside = first_answers.estimate_outside_share(first_answers.estimate_size(self.facts.num_units))
         chance_share = 2 / (len(self.facts.pool) + 1)  # of a column, for points of the same population
         if outside > MAX_OUTSIDE_SHARE + chance_share:
-            problem = f"{100 * outside:.0f} % of the private values or more lie outside the range of the public points"
+            share = f"about {100 * outside:.0f} % of the private values or more"
+            problem = f"{share} lie outside the range of the public points"
             warnings.warn(f"public: {problem}. Are they in other units, or of another population?", stacklevel=2)
         has_no_skill = forecast is not None and forecast.skill <= 0 and not self.config.privacy.spend_anyway
         return method, forecast if has_no_skill else None
