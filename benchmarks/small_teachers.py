@@ -25,9 +25,8 @@ from benchmarks.same_encoder import data, ours
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import feasibility
 from pate_torch.privacy.records import DataSpec, NoisyCounts
-from pate_torch.queries.base import QueryState, QueryStrategy
+from pate_torch.queries.base import QueryState, QueryStrategy, Random
 from pate_torch.queries.clusters import Medoids, Prototypes
-from pate_torch.queries.random import Random
 from pate_torch.students.base import StudentAlgorithm, StudentTask
 from pate_torch.students.labels import compute_label_posterior
 from pate_torch.students.linear import Logistic

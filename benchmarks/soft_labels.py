@@ -28,8 +28,7 @@ from pate_torch.accounting import calibration
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector, SparseVector
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes

@@ -34,10 +34,17 @@ from pate_torch.mechanisms.sparse_vector import SparseVector, compute_instabilit
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.queries.base import QueryState, QueryStrategy
+from pate_torch.queries.base import (
+    QueryState,
+    QueryStrategy,
+    Random,
+    compute_round_size,
+    get_features,
+    get_open_points,
+    shuffle,
+)
 from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.disagreement import Disagreement, append_ones
-from pate_torch.queries.random import Random, compute_round_size, get_features, get_open_points, shuffle
 
 PUBLIC, QUESTIONS, DELTA = 800, 200, 1e-5
 DRAWS = 5  # of the sparse vector's noise

@@ -38,7 +38,7 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import GaussianNoisyMaxPrice, compute_data_dependent_epsilon, compute_epsilon
 from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.data_dependent.theorems import compute_rdp
-from pate_torch.audit.command import audit
+from pate_torch.audit import audit
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution

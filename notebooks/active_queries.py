@@ -38,8 +38,8 @@ from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import Release
+from pate_torch.queries.base import Margin, Random
 from pate_torch.queries.clusters import Coreset, Prototypes
-from pate_torch.queries.random import Margin, Random
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.semi_supervised import LabelSpreading

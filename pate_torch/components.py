@@ -31,6 +31,10 @@ _NETWORK: Final = {
 }
 _STUDENT: Final = {**_NETWORK, "steps": "${recommended.student_steps}"}
 _SELECTION_CANDIDATES: Final = [{f"/student@candidates.{name}": name} for name in ("supervised", "fixmatch", "vat")]
+_FIRST = {"batch_size": 64, "unlabeled_batch": 160, "propagation": 0.0, "alignment": "labels", "label_noise": 0.01}
+_LATER = {"steps": "${recommended.student_steps}", "batch_size": 224, "features": "${features}", "label_noise": 0.005}
+_HEADS = {"network": "logistic", "steps": 150, "batch_size": 32, "learning_rate": 1e-2, "label_smoothing": 0.0}
+_RIDGE = {"network": "logistic", "optimizer": "ridge", "steps": 1, "weight_decay": 0.1}
 _TEACHER: Final = _target(
     "teachers.recipe.TeacherRecipe",
     network="${recommended.network}",
@@ -40,6 +44,7 @@ _TEACHER: Final = _target(
     augment="${recommended.augment}",
 )
 _NONE: Final = {"none": {"name": "none"}}
+_MECHANISM: Final = "override /mechanism@_global_.mechanism"
 
 COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
     "execution": {"standard": _target("teachers.recipe.TrainingExecution")},
@@ -64,7 +69,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "laplace": _target("mechanisms.laplace.LNMax"),
         "single_stable": _target("mechanisms.sparse_vector.DistanceToInstability", epsilon=0.1, delta=1e-9),
         "soft_sparse_vector": _target(
-            "mechanisms.soft_sparse_vector.SoftSparseVector", epsilon=1.0, max_failures=20, bins=10
+            "mechanisms.sparse_vector.SoftSparseVector", epsilon=1.0, max_failures=20, bins=10
         ),
         "sparse_vector": _target("mechanisms.sparse_vector.SparseVector", epsilon=1.0, max_failures=20),
         "svt": {"defaults": ["sparse_vector"]},
@@ -72,13 +77,8 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
     "membership": {**_NONE, "standard": _target("release.membership.MembershipTest")},
     "method": {
         "dpsgd": _target("methods.dpsgd.DPSGD"),
-        "gradients": _target(
-            "methods.gradients.GradientMethod",
-            defaults=[{"override /mechanism@_global_.mechanism": "gradient_descent"}],
-        ),
-        "reverse_knn": _target(
-            "methods.reverse_knn.ReverseKnn", defaults=[{"override /mechanism@_global_.mechanism": "histogram"}]
-        ),
+        "gradients": _target("methods.gradients.GradientMethod", defaults=[{_MECHANISM: "gradient_descent"}]),
+        "reverse_knn": _target("methods.reverse_knn.ReverseKnn", defaults=[{_MECHANISM: "histogram"}]),
         "teachers": _target("methods.teacher_votes.TeacherVotes"),
         "teachers_transductive": _target("methods.transductive.TransductiveTeacherVotes"),
     },
@@ -90,11 +90,11 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
     "query": {
         "coreset": _target("queries.clusters.Coreset"),
         "disagreement": _target("queries.disagreement.Disagreement"),
-        "margin": _target("queries.random.Margin"),
+        "margin": _target("queries.base.Margin"),
         "medoids": _target("queries.clusters.Medoids"),
-        "passive": _target("queries.random.Random", name="passive", shuffle=False),
+        "passive": _target("queries.base.Random", name="passive", shuffle=False),
         "prototypes": _target("queries.clusters.Prototypes"),
-        "random": _target("queries.random.Random"),
+        "random": _target("queries.base.Random"),
     },
     "selection": {
         **_NONE,
@@ -125,19 +125,8 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
             "students.self_training.SelfTraining",
             features="${features}",
             defaults=[{"/student@first_student": "fixmatch"}, {"/student@later_students": "supervised"}, "_self_"],
-            first_student={
-                "batch_size": 64,
-                "unlabeled_batch": 160,
-                "propagation": 0.0,
-                "alignment": "labels",
-                "label_noise": 0.01,
-            },
-            later_students={
-                "steps": "${recommended.student_steps}",
-                "batch_size": 224,
-                "features": "${features}",
-                "label_noise": 0.005,
-            },
+            first_student=_FIRST,
+            later_students=_LATER,
         ),
         # The supervised student has few steps, because it also guides rounds of questions.
         "supervised": _target("students.training.Supervised", **_NETWORK, steps=400),
@@ -149,20 +138,13 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         # Linear heads on frozen features that were learned from public points, for shards of about sixty records.
         "public_start": {
             "defaults": ["standard", {"/features@start.features": "contrastive"}, "_self_"],
-            "network": "logistic",
-            "steps": 150,
-            "batch_size": 32,
-            "learning_rate": 1e-2,
-            "label_smoothing": 0.0,
+            **_HEADS,
             "start": _target("teachers.recipe.PublicStart"),
         },
         # Ridge regressions on random Fourier features, for shards of about twelve records.
         "ridge": {
             "defaults": ["standard", {"/features@start.features": "fourier"}, "_self_"],
-            "network": "logistic",
-            "optimizer": "ridge",
-            "steps": 1,
-            "weight_decay": 0.1,
+            **_RIDGE,
             "start": _target("teachers.recipe.PublicStart", features={"cosine_variance": 1.0}),
         },
         "standard": _TEACHER,

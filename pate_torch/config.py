@@ -70,17 +70,13 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         for key in ("budget_epsilon", "target_epsilon"):
-            if getattr(self, key) is not None:
-                checks.positive(f"privacy.{key}", getattr(self, key))
+            checks.optional(checks.positive, f"privacy.{key}", getattr(self, key))
         checks.positive("privacy.opening_budget", self.opening_budget)
-        if self.delta_reserve is not None:
-            checks.between("privacy.delta_reserve", self.delta_reserve, 0, self.delta)
-        if self.filter is not None:
-            checks.one_of("privacy.filter", self.filter, FILTER_KINDS)
+        checks.optional(checks.between, "privacy.delta_reserve", self.delta_reserve, 0, self.delta)
+        checks.optional(checks.one_of, "privacy.filter", self.filter, FILTER_KINDS)
         for key in ("allow_duplicate_account", "spend_anyway"):
             checks.boolean(f"privacy.{key}", getattr(self, key))
-        if self.chosen_by is not None:
-            checks.one_of("privacy.chosen_by", self.chosen_by, SELECTION_BASES)
+        checks.optional(checks.one_of, "privacy.chosen_by", self.chosen_by, SELECTION_BASES)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,6 +26,9 @@ from pate_torch.core import checks
 Design = Mapping[str, Any] | None
 """Name and options of a network. None for logistic regression."""
 
+Shape = tuple[int, ...]
+"""Shape of an input, such as (channels, height, width)."""
+
 
 class Residual(nn.Module):
     """A residual block: shortcut(x) + branch(x)."""
@@ -256,7 +259,7 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -> tuple[int, int, int]:
+def _check_image_shape(name: str, input_shape: Shape, min_size: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < min_size:
         problem = f"needs images of at least {min_size}x{min_size}, but points have shape {input_shape}"
         raise checks.error("network", name, problem, "Use network=logistic or network=mlp for feature rows.")
@@ -279,18 +282,18 @@ def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
     return [*layers, nn.Linear(sizes[-1], num_classes)]
 
 
-def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def logistic(input_shape: Shape, num_classes: int) -> nn.Module:
     """Build a multinomial logistic regression."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
-def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (128,)) -> nn.Module:
+def mlp(input_shape: Shape, num_classes: int, *, hidden: Sequence[int] = (128,)) -> nn.Module:
     """Build a multilayer perceptron with ReLU."""
     return nn.Sequential(nn.Flatten(), *_make_dense([math.prod(input_shape), *hidden], num_classes))
 
 
 def lean_cnn(
-    input_shape: tuple[int, ...], num_classes: int, *, channels: Sequence[int] = (16, 32), hidden: int = 128
+    input_shape: Shape, num_classes: int, *, channels: Sequence[int] = (16, 32), hidden: int = 128
 ) -> nn.Module:
     """Build two 3x3 convolutions and dense layers. Stride 2 needs a quarter of the operations of pooling."""
     depth, height, width = _check_image_shape("lean_cnn", input_shape, 4)
@@ -301,11 +304,7 @@ def lean_cnn(
 
 
 def convnet(
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    channels: Sequence[int] = (64, 128),
-    hidden: Sequence[int] = (384, 192),
+    input_shape: Shape, num_classes: int, *, channels: Sequence[int] = (64, 128), hidden: Sequence[int] = (384, 192)
 ) -> nn.Module:
     """Build the teacher of PATE 2017 (appendix A): two 5x5 convolutions with pooling, two dense layers.
 
@@ -332,9 +331,7 @@ def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> n
     return Residual(branch, shortcut)
 
 
-def resnet(
-    input_shape: tuple[int, ...], num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group"
-) -> nn.Module:
+def resnet(input_shape: Shape, num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group") -> nn.Module:
     """Build a small residual network for teachers, with group normalization."""
     depth, _, _ = _check_image_shape("resnet", input_shape, 8)
     layers: list[nn.Module] = [nn.Conv2d(depth, width, 3, padding=1, bias=False)]
@@ -348,12 +345,7 @@ def resnet(
 
 
 def small_cnn(
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    channels: Sequence[int] = (32, 64),
-    hidden: int = 128,
-    norm: str = "batch",
+    input_shape: Shape, num_classes: int, *, channels: Sequence[int] = (32, 64), hidden: int = 128, norm: str = "batch"
 ) -> nn.Module:
     """Build a student for images of about 8x8: two convolutions, one pooling, dense layers."""
     depth, height, width = _check_image_shape("small_cnn", input_shape, 4)
@@ -363,9 +355,7 @@ def small_cnn(
     return nn.Sequential(*layers, Flatten(), *_make_dense([size, hidden], num_classes))
 
 
-def cnn(
-    input_shape: tuple[int, ...], num_classes: int, *, width: int = 32, hidden: int = 128, norm: str = "batch"
-) -> nn.Module:
+def cnn(input_shape: Shape, num_classes: int, *, width: int = 32, hidden: int = 128, norm: str = "batch") -> nn.Module:
     """Build a student for 28x28 or 32x32: five normalized 3x3 convolutions, two of them strided, then dense layers.
 
     The network has 1.1 M parameters on 28x28, nine tenths of them in the dense layers, which are fast.
@@ -384,24 +374,18 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def voting(input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Design = None) -> nn.Module:
+def voting(input_shape: Shape, num_classes: int, *, members: int = 5, of: Design = None) -> nn.Module:
     """Build a ``Voting`` of ``members`` networks of the design ``of``, for students."""
     return Voting([_build_design(of, input_shape, num_classes) for _ in range(members)])
 
 
-def _build_design(of: Design, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def _build_design(of: Design, input_shape: Shape, num_classes: int) -> nn.Module:
     design = {"name": "logistic", "options": {}, **(of or {})}
     return build(design["name"], input_shape, num_classes, **design["options"])
 
 
 def probe(
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    of: Design = None,
-    points: int = 0,
-    neighbors: int = 0,
-    directions: int = 1,
+    input_shape: Shape, num_classes: int, *, of: Design = None, points: int = 0, neighbors: int = 0, directions: int = 1
 ) -> nn.Module:
     """Build the linear model of noisy gradients (``privacy.records.LinearModel``), for students.
 
@@ -419,7 +403,7 @@ def probe(
 
 
 def neighbor_vote(
-    input_shape: tuple[int, ...], num_classes: int, *, of: Design = None, points: int = 1, neighbors: int = 10
+    input_shape: Shape, num_classes: int, *, of: Design = None, points: int = 1, neighbors: int = 10
 ) -> nn.Module:
     """Build the vote of the nearest public points in the features of a design, for students (``NeighborVote``)."""
     trunk = nn.Sequential(make_feature_extractor(_build_design(of, input_shape, num_classes)).eval(), L2Normalize())
@@ -428,18 +412,18 @@ def neighbor_vote(
     return nn.Sequential(trunk if of else nn.Identity(), NeighborVote(points, width, num_classes, neighbors))
 
 
-def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256, knots: int = 64) -> nn.Module:
+def fourier(input_shape: Shape, num_classes: int, *, cosines: int = 256, knots: int = 64) -> nn.Module:
     """Build a linear map of points, their ranks and random cosines, for students (``features.fourier``)."""
     width = math.prod(input_shape)
     return nn.Sequential(nn.Flatten(), Fourier(width, cosines, knots), nn.Linear(2 * width + cosines, num_classes))
 
 
-def axis_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def axis_rules(input_shape: Shape, num_classes: int) -> nn.Module:
     """Build rules on single features: one rule for two classes, or one rule for each of more classes."""
     return AxisRules(1 if num_classes == 2 else num_classes)
 
 
-def half_plane_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def half_plane_rules(input_shape: Shape, num_classes: int) -> nn.Module:
     """Build half-plane rules on two features: one for two classes, or one for each of more classes."""
     return HalfPlaneRules(1 if num_classes == 2 else num_classes)
 

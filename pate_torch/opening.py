@@ -42,12 +42,7 @@ AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
 
 
 def make_inputs(
-    config: RunConfig,
-    data: Dataset,
-    facts: DatasetFacts,
-    stages: Stages,
-    clock: StageTimer,
-    ledger: Ledger | None = None,
+    config: RunConfig, data: Dataset, facts: DatasetFacts, stages: Stages, clock: StageTimer, ledger: Ledger | None
 ) -> MethodInputs:
     """PRIVATE. Make the inputs of the method's ``prepare``."""
     return MethodInputs(
@@ -107,10 +102,7 @@ class OpenRun:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls,
-        config: RunConfig,
-        clock: StageTimer | None = None,
-        format_alternative: AlternativeFormatter | None = None,
+        cls, config: RunConfig, clock: StageTimer | None = None, format_alternative: AlternativeFormatter | None = None
     ) -> Iterator[Self]:
         """Load the data, check the choices, lock the folder of the run, and open the account.
 
@@ -265,12 +257,8 @@ def _open_account(
 ) -> Budget:
     """Open the account of a data set, or check that its terms are those of this run.
 
-    Args:
-        config: Choices of the run.
-        ledger: Ledger that holds the account.
-        data: Data whose private records the account protects.
-        planned_events: All events that the run charges.
-        fingerprint: Content fingerprint of the records, or of votes in their place.
+    ``planned_events`` are all events that the run charges, and ``fingerprint`` is that of the records, or of votes in
+    their place.
 
     Raises:
         ValueError: The account has other terms, was charged in another ledger, or its records are charged to another
@@ -285,11 +273,7 @@ def _open_account(
     cap_by_account = _read_caps(ledger)
     _check_new_account_cap(config, name, planned_events, cap_by_account)
     cap = privacy.budget_epsilon
-    terms: dict[str, Any] = {
-        "delta": privacy.delta,
-        "adjacency": config.partition.adjacency,
-        "unit": data.private.unit,
-    }
+    terms: dict[str, Any] = {"delta": privacy.delta, "adjacency": config.partition.adjacency, "unit": data.private.unit}
     ledger.open_account(
         name,
         budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
@@ -341,10 +325,8 @@ def _check_new_account_cap(
         fix = f"Reserve more when the account opens, but less than privacy.delta={privacy.delta:g}, or raise both."
         raise checks.error("privacy.delta_reserve", reserve, problem, fix)
     if not account_filter.admits_first(planned_events):
-        guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
-        problem = (
-            f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"
-        )
+        price = accounting.compute_guarantee(planned_events, privacy.delta)
+        problem = f"this run alone may cost epsilon {price.epsilon:.6g} at delta {privacy.delta:g} ({price.route})"
         raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
 
 
@@ -361,19 +343,13 @@ def _check_duplicate_account(
     store: TeacherStore, name: str, records: RecordHashes | None, fingerprint: str, ledger: Ledger
 ) -> None:
     """Raise ValueError if these records are charged to another account."""
-    other_accounts = [account.name for account in ledger.list_accounts() if account.name != name]
-    accounts_of_same_records = (
-        n for n in other_accounts if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values())
-    )
-    if duplicate := next(accounts_of_same_records, None) or store.find_account_of_same_units(records, other_accounts):
-        problem = (
-            f"shares a tenth or more of the units with account {duplicate!r}, which was charged, and the epsilon of"
-            " either account does not cover both"
-        )
-        fix = (
-            f"Use account {duplicate!r}. If a second account is meant, set privacy.allow_duplicate_account=true,"
-            " and add both epsilons yourself."
-        )
+    others = [account.name for account in ledger.list_accounts() if account.name != name]
+    matches = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values()))
+    if duplicate := next(matches, None) or store.find_account_of_same_units(records, others):
+        problem = f"shares a tenth or more of the units with account {duplicate!r}, which was charged"
+        problem += ", and the epsilon of either account does not cover both"
+        fix = f"Use account {duplicate!r}. If a second account is meant, set privacy.allow_duplicate_account=true"
+        fix += ", and add both epsilons yourself."
         raise checks.error("account", name, problem, fix)
 
 
@@ -411,10 +387,10 @@ def _open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tup
     assert config.labels is not None
     release_folder = release_store.find_release(config.root, config.labels)
     with Ledger(config.ledger_path, create=False) as ledger:
-        labels, record, guide = release_store.read(release_folder, facts.pool, facts.spec, ledger)
+        written = release_store.read(release_folder, facts.pool, facts.spec, ledger)
         with _run_folder_lock(config):
-            release_store.check_unused_folder(config.folder, labels.id)
-            yield ledger, WrittenRelease(release=labels, record=record, guide=guide)
+            release_store.check_unused_folder(config.folder, written.release.id)
+            yield ledger, written
 
 
 def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
@@ -456,10 +432,9 @@ def _resume_call(
             return config, None
         folder, committed_ids = interruption
         with Ledger(config.ledger_path, create=False) as ledger:
-            labels, record, guide = release_store.read(folder / "release", facts.pool, facts.spec, ledger)
-        if labels.id not in committed_ids:
+            written = release_store.read(folder / "release", facts.pool, facts.spec, ledger)
+        if written.release.id not in committed_ids:
             return config, None
-        written = WrittenRelease(release=labels, record=record, guide=guide)
     message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more"
     message += "." if config.private_test is None else ", but for its test on held-out units."
     stages.print_message(message)

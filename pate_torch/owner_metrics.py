@@ -125,7 +125,7 @@ def save_votes(
         writer.log_votes(votes, written.labels.answered_Q)
 
 
-def compute_owner_metrics(
+def compute_metrics(
     config: RunConfig, splits: DataSplits, written: WrittenRelease, prepared: PreparedMethod | None, stages: Stages
 ) -> tuple[PrivateMetrics, TeacherEnsemble | None]:
     """PRIVATE. Compute the metrics that need no student; return these metrics and the model without privacy.
@@ -164,18 +164,10 @@ def compute_vote_metrics(
 ) -> PrivateMetrics:
     """PRIVATE. Compute accuracies without noise, and the price that depends on the votes.
 
-    The labels are charged by now, so an error is recorded in ``not_computed`` instead of ending the run.
-
-    Args:
-        data: Data of the run.
-        release: Released labels.
-        votes: Votes of the teachers on every public point. None if no teachers voted.
-        ensemble: Teachers. None if only their votes are available, as from a file.
-        nonprivate: Model trained on all records without privacy. None to leave out its accuracy.
-        model: Distribution of the mechanism's outcomes. None if it is unknown, or if there were several rounds, because
-            data-dependent prices compose only if no question depends on an earlier answer.
-        delta: Delta of the account.
-        device: Device of the predictions.
+    The labels are charged by now, so an error is recorded in ``not_computed`` instead of ending the run. Votes,
+    teachers and the model without privacy are None if they are not available. The distribution ``model`` of the
+    mechanism's outcomes is None if it is unknown, or if there were several rounds, because data-dependent prices
+    compose only if no question depends on an earlier answer.
     """
     test, figures, missing = data.evaluation, dict[str, Any](), dict[str, str]()
     if nonprivate is not None:
@@ -211,7 +203,7 @@ def _note_failure(name: str, missing: dict[str, str]) -> Iterator[None]:
         missing[name] = f"it failed ({type(error).__name__})"  # without the message, which could quote a private value
 
 
-def complete_owner_metrics(
+def complete_metrics(
     metrics: PrivateMetrics,
     config: RunConfig,
     splits: DataSplits,
@@ -222,14 +214,8 @@ def complete_owner_metrics(
 ) -> PrivateMetrics:
     """PRIVATE. Add the numbers of records, the accuracy on private test records, and the attack on the student.
 
-    Args:
-        metrics: Metrics that need no student.
-        config: Choices of the run.
-        splits: Data of the run.
-        written: Release that the student learned from.
-        student: Released student.
-        nonprivate: Model without privacy, which is attacked, too. None to attack the student alone.
-        claim: Guarantee of everything that was reserved for the student.
+    The model without privacy is attacked, too, unless it is None. ``claim`` is the guarantee of everything that was
+    reserved for the student.
     """
     data, num_private, size = splits.data, len(splits.all_private), config.method.ensemble_size
     num_units, num_held_out = len(np.unique(splits.all_private.unit_id)), num_private - len(data.private)
@@ -290,8 +276,7 @@ def attack_student(
         records: Members, and other records.
         student: Released student.
         nonprivate: Model without privacy, which is attacked, too. None to attack the student alone.
-        events: Privacy events of everything that the student cost. None if the noise was not secret, so that no bound
-            holds.
+        events: Privacy events of all that the student cost. None if the noise was not secret: then no bound holds.
         delta: Delta of the account.
         seed: Seed of the split of the records into two halves.
         held_out: Whether the other records were held out from the teachers for this attack.

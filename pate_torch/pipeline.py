@@ -60,7 +60,7 @@ def run_worker_rank(config: RunConfig) -> None:
     with deterministic_mode(config.device):
         while (command := distributed.broadcast_object()) != distributed.DONE:
             if command == distributed.TRAIN:
-                config.method.assist(make_inputs(config, data, facts, stages, StageTimer()))
+                config.method.assist(make_inputs(config, data, facts, stages, StageTimer(), None))
             elif command == distributed.BASELINE:
                 assert config.baseline is not None
                 train_on_all(data, config.baseline, seed=config.seed, device=config.device, stages=stages)

@@ -23,6 +23,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pate_torch import owner_metrics
 from pate_torch.core import run_folders
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import do_nothing
@@ -31,13 +32,7 @@ from pate_torch.methods.base import FirstAnswers, ModelForecast, ModelRelease, P
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.voting import VotingMethod
 from pate_torch.opening import OpenRun, make_record
-from pate_torch.owner_metrics import (
-    PrivateMetrics,
-    complete_owner_metrics,
-    compute_owner_metrics,
-    make_public_baselines,
-    save_votes,
-)
+from pate_torch.owner_metrics import PrivateMetrics
 from pate_torch.privacy.records import Release
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
@@ -149,18 +144,15 @@ class ReleaseSession(OpenRun):
         """Adapt the method to its first answers. Also return the forecast that stops the release, or None."""
         method = self.config.method.adapt(first_answers, self.facts)
         if method.privacy_events(self.facts) != self.config.method.privacy_events(self.facts):
-            raise ValueError(
-                "first_answers: a setting changed on which the price depends. The reservation stays spent."
-            )
+            raise ValueError("first_answers: a setting that the price depends on changed. The reservation stays spent.")
         forecast = method.forecast_model(first_answers, self.facts)
         if forecast is not None:
             self.stages.print_message(f"Forecast from noisy class counts: {forecast}.")
         outside = first_answers.estimate_outside_share(first_answers.estimate_size(self.facts.num_units))
         chance_share = 2 / (len(self.facts.pool) + 1)  # of a column, for points of the same population
         if outside > MAX_OUTSIDE_SHARE + chance_share:
-            problem = (
-                f"about {100 * outside:.0f} % of the private values or more lie outside the range of the public points"
-            )
+            share = f"about {100 * outside:.0f} % of the private values or more"
+            problem = f"{share} lie outside the range of the public points"
             warnings.warn(f"public: {problem}. Are they in other units, or of another population?", stacklevel=2)
         has_no_skill = forecast is not None and forecast.skill <= 0 and not self.config.privacy.spend_anyway
         return method, forecast if has_no_skill else None
@@ -256,16 +248,13 @@ class ReleaseSession(OpenRun):
         if named_student is None:
             report = self.write_report(written, None)
         else:
-            save_votes(written, self.prepared, self.private_dir, self.private_writer)
+            config, splits, prepared = self.config, self.splits, self.prepared
+            owner_metrics.save_votes(written, prepared, self.private_dir, self.private_writer)
             with self.clock("owner"):
-                metrics, nonprivate = compute_owner_metrics(
-                    self.config, self.splits, written, self.prepared, self.stages
-                )
+                metrics, model = owner_metrics.compute_metrics(config, splits, written, prepared, self.stages)
             report = self.write_report(written, named_student, metrics)  # first, so that no failing attack prevents it
             claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
-            metrics = complete_owner_metrics(
-                metrics, self.config, self.splits, written, named_student[1], nonprivate, claim
-            )
+            metrics = owner_metrics.complete_metrics(metrics, config, splits, written, named_student[1], model, claim)
             metrics = replace(metrics, forecast=self.forecast, seconds=dict(self.clock.seconds))
             metrics.write(self.private_dir / "summary.json")
             if self.private_writer is not None:
@@ -276,10 +265,7 @@ class ReleaseSession(OpenRun):
         return report
 
     def write_report(
-        self,
-        written: WrittenRelease,
-        named_student: NamedStudent | None,
-        metrics: PrivateMetrics | None = None,
+        self, written: WrittenRelease, named_student: NamedStudent | None, metrics: PrivateMetrics | None = None
     ) -> ReleaseReport:
         """Write the report of a release, and of its student unless this is None, into ``release/``."""
         run_folders.create_protected_folder(self.release_dir)
@@ -294,7 +280,7 @@ class ReleaseSession(OpenRun):
             seconds=self.clock.seconds,
             owner=self.owner,
             chosen_by=self.config.privacy.chosen_by,
-            baselines=() if metrics is None else make_public_baselines(self.splits.data, metrics),
+            baselines=() if metrics is None else owner_metrics.make_public_baselines(self.splits.data, metrics),
             includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
         )
         write_release(self.release_dir, report)

@@ -44,8 +44,8 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.queries.base import Margin, Random
 from pate_torch.queries.clusters import Medoids
-from pate_torch.queries.random import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.session import ReleaseSession
 from pate_torch.students.self_training import SelfTraining
@@ -140,8 +140,8 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
         (ReleaseSession, ("fit", "write_report")),
-        (session, ("compute_owner_metrics", "complete_owner_metrics", "print_summary")),
-        (owner_metrics, ("save_file",)),
+        (session, ("print_summary",)),
+        (owner_metrics, ("compute_metrics", "complete_metrics", "save_file")),
         (PreparedLabeling, ("release",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),

@@ -27,7 +27,7 @@ from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.privacy.unit_ids import make_position_ids
-from pate_torch.queries.random import Margin, Random
+from pate_torch.queries.base import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.students.selection import Selection
 from pate_torch.students.semi_supervised import FixMatch

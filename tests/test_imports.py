@@ -55,8 +55,8 @@ def test_what_may_see_released_values_alone_names_no_private_type():
 
 def test_a_private_type_would_be_found():
     assert find_private_names("release.report", [("pate_torch.privacy.sensitive", "Votes")]) == ["Votes"]
-    assert find_private_names("queries.random", [("pate_torch.privacy.sensitive", "Votes")]) == ["Votes"]
-    assert find_private_names("queries.random", [("pate_torch.privacy.records", "DataSpec")]) == []
+    assert find_private_names("queries.base", [("pate_torch.privacy.sensitive", "Votes")]) == ["Votes"]
+    assert find_private_names("queries.base", [("pate_torch.privacy.records", "DataSpec")]) == []
 
 
 REQUIREMENT = {"hydra": "hydra-core", "PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}

@@ -19,8 +19,8 @@ from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
+from pate_torch.queries.base import Margin, Random
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
@@ -68,7 +68,7 @@ def test_a_run_writes_what_the_design_fixes(done):
     assert len({row["query"] for row in rows}) == len(rows) == 20
     data, ledger = done.dataset.load(), Ledger(done.root / "ledger.sqlite")
     folder = release_store.find_release(done.root, found["release_id"])
-    release, *_ = release_store.read(folder, data.pool, data.spec, ledger)
+    release = release_store.read(folder, data.pool, data.spec, ledger).labels
     assert release.label_Q.tolist() == [int(row["label"]) for row in rows]
 
 

@@ -7,7 +7,7 @@ from pate_torch import PATE
 from pate_torch.config import RunConfig
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import AddRemove
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.selection import Selection
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.training import TeacherRecipe

@@ -35,8 +35,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.hypotheses.algorithms import ALGORITHMS, Algorithm, LearnOptions, make_problems, plan_events
 from pate_torch.hypotheses.release import make_logistic_student, make_rule_student
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector, SparseVector
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Release
 from pate_torch.privacy.sensitive import SoftVotes

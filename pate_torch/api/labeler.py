@@ -346,17 +346,12 @@ class PrivateLabeler:
         """Resume the open block, or reserve a new block."""
         if self._block is not None:
             return self.budget.resume(self._block.reservation, self._journal.digest)
-        mechanism, num_teachers, num_classes = self.mechanism, votes.num_teachers, votes.num_classes
+        mechanism, allow = self.mechanism, self.allow_uninformative_labels
         size = max(self.num_queries, len(votes))
-        mechanism.check(num_queries=size, num_teachers=num_teachers, num_classes=num_classes, rounds=self.calls)
-        feasibility.check_informative(
-            mechanism,
-            num_teachers=num_teachers,
-            num_classes=num_classes,
-            allow_uninformative=self.allow_uninformative_labels,
-            override_hint="allow_uninformative_labels=True",
-        )
-        warning = feasibility.format_low_signal_warning(mechanism, num_teachers, num_classes, size)
+        sizes, hint = (votes.num_teachers, votes.num_classes), "allow_uninformative_labels=True"
+        mechanism.check(num_queries=size, num_teachers=sizes[0], num_classes=sizes[1], rounds=self.calls)
+        feasibility.check_informative(mechanism, *sizes, allow_uninformative=allow, override_hint=hint)
+        warning = feasibility.format_low_signal_warning(mechanism, *sizes, size)
         if warning is not None:
             warnings.warn(f"{warning} {feasibility.NOISE_ADVICE}", feasibility.LowSignalWarning, stacklevel=4)
         return self.budget.spend(mechanism.privacy_events(size, self.calls), mechanism=mechanism.name)

@@ -52,8 +52,7 @@ from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, assign_shards, drop_unusable
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
-from pate_torch.queries.base import QueryStrategy
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import QueryStrategy, Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import MODEL_FILE_NAME
@@ -68,12 +67,7 @@ from pate_torch.teachers.panel import Panel, fit_panel
 from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
-STUDENTS: dict[str, type[StudentAlgorithm]] = {
-    "fixmatch": FixMatch,
-    "label_spreading": LabelSpreading,
-    "supervised": Supervised,
-    "vat": Vat,
-}
+STUDENTS: dict[str, type[StudentAlgorithm]] = {s.name: s for s in (FixMatch, LabelSpreading, Supervised, Vat)}
 
 Array = Tensor | np.ndarray
 
@@ -463,14 +457,12 @@ class PATE:
             raise ValueError("student: no student has been fitted. Call fit_student() first.")
         data = replace(session.splits.data, evaluation=_parse_evaluation("other", other_x, other_y, session.facts.spec))
         shards = assign_shards(self.partition, data.private, self.num_teachers or 1, self.seed)
-        attack_records = MembershipTest(records=records).select_records(data, shards, None, self.seed)
-        if attack_records is None:
+        sides = MembershipTest(records=records).select_records(data, shards, None, self.seed)
+        if sides is None:
             problem = f"must hold at least {MIN_RECORDS} records that are no members"
             raise checks.error("other_x", f"{len(data.evaluation.x)} records", problem)
         events = written.labels.reserved_events if written.record["private"] else None
-        return attack_student(
-            attack_records, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False
-        )
+        return attack_student(sides, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False)
 
     @reworded_errors(PATE_WORDS)
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:

@@ -66,10 +66,8 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
         classifier._schema = TableSchema.from_dict(schema) if schema else None
         classifier.n_features_in_ = int(np.prod(classifier._spec["input_shape"]))
         if classifier._schema is not None:
-            classifier.feature_names_in_ = np.array(
-                [column.name for column in classifier._schema.columns], dtype=object
-            )
-            classifier.n_features_in_ = len(classifier.feature_names_in_)
+            names = [column.name for column in classifier._schema.columns]
+            classifier.feature_names_in_, classifier.n_features_in_ = np.array(names, dtype=object), len(names)
         return classifier
 
     def fit(self, X: Any, y: Any = None) -> Self:

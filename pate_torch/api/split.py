@@ -57,9 +57,8 @@ def split_public(
     (count,), fractions, files = counts, (1 - share, share, 0.0), {unit_ids.PRIVATE}
     if adjacency == "replace_one":
         if groups is not None:
-            raise checks.error(
-                "groups", type(groups).__name__, "must be None under replace_one, whose unit is a record"
-            )
+            problem = "must be None under replace_one, whose unit is a record"
+            raise checks.error("groups", type(groups).__name__, problem)
         role_N = unit_ids.assign_by_position(count, fractions, random_state)
     else:
         records = zip(*columns, strict=True)

@@ -173,9 +173,8 @@ def _build_method(
                 problem = f"cannot be combined with {key}, because a file of votes replaces the teachers"
                 raise checks.error("votes", votes, problem, f"Omit {key}.")
         cfg = cfg.copy()
-        cfg.method = {
-            "_target_": "pate_torch.methods.voting.VotesFile", "path": checks.nonempty_string("votes", votes)
-        }  # fmt: skip
+        path = checks.nonempty_string("votes", votes)
+        cfg.method = {"_target_": "pate_torch.methods.voting.VotesFile", "path": path}
         fields = _list_method_fields(cfg)
     elif teachers is not None and "num_teachers" not in fields:
         raise checks.error("method", name, "cannot be combined with teachers, because it trains none", "Omit teachers.")

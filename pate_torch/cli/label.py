@@ -32,7 +32,7 @@ from pate_torch.pipeline import run
 from pate_torch.planning.gradient_budget import suggest_settings
 from pate_torch.privacy.partition import Partition
 from pate_torch.privacy.records import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.teachers.voting import read_votes
 
 

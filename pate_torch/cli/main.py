@@ -11,7 +11,7 @@ COMMANDS = {
     "demo": ("pate_torch.cli.train", "train", "train on a bundled data set, in half a minute"),
     "train": ("pate_torch.cli.train", "train", "train teachers, release labels and fit a student, as train.py does"),
     "label": ("pate_torch.cli.label", "main", "release labels from a file of votes, without a student"),
-    "audit": ("pate_torch.audit.command", "main", "measure a lower bound on the epsilon of a mechanism"),
+    "audit": ("pate_torch.audit", "main", "measure a lower bound on the epsilon of a mechanism"),
     "plan": ("pate_torch.cli.plan", "main", "compute the cost of settings before anything is charged"),
     "verify": ("pate_torch.verify.command", "main", "recompute the claims of any release by independent code"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),
@@ -34,9 +34,7 @@ def run_command(command: Callable[[], int]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt as interrupt:
         # A run that was open has told what it charged (``release.charges``).
-        message = (
-            "interrupted: no run was open. Finished runs stay charged (pate ledger show). Repeat the same command."
-        )
+        message = "interrupted: no run was open. Finished runs stay charged (pate ledger show). Repeat the command."
         print(str(interrupt) or message, file=sys.stderr)
         return EXIT_INTERRUPTED
     except AttributeError:
@@ -61,10 +59,8 @@ def _dispatch(name: str | None = None, *words: str) -> int:
         print("usage: pate COMMAND ...\n\nDifferentially private deep learning by PATE.\n")
         for command, (_, _, summary) in COMMANDS.items():
             print(f"  {command:<{max(map(len, COMMANDS))}}  {summary}")
-        print(
-            "\nFor the options of a command, run pate COMMAND --help. Teachers and the ledger are stored in a folder of"
-        )
-        print("each user, and runs in outputs/. The environment variable PATE_HOME sets one folder for all of them.")
+        print("\nFor the options of a command, run pate COMMAND --help. Teachers and the ledger are stored in a folder")
+        print("of each user, and runs in outputs/. The environment variable PATE_HOME sets one folder for all of them.")
         return 2 if name is None else 0
     if name not in COMMANDS:
         import difflib

@@ -62,9 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pate predict", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of a run or a release, or file of a student")
     parser.add_argument("records", type=Path, help="CSV or Parquet file, image, or folder of images")
-    parser.add_argument(
-        "--id", metavar="COLUMN", help="column that names the rows of the result (default: row numbers)"
-    )
+    parser.add_argument("--id", metavar="COLUMN", help="column that names the rows (default: row numbers)")
     unknown_help = "encoding of categories that the student does not know (default: an error)"
     parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help=unknown_help)
     parser.add_argument("--separator", default=",", help="separator of the values in a CSV file (default: a comma)")

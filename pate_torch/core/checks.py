@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field
 from numbers import Integral, Real
@@ -46,6 +46,12 @@ def nonempty_string(name: str, value: Any, fix: str = "") -> str:
     if not isinstance(value, str) or not value.strip():
         raise error(name, value, "must be a non-empty string", fix)
     return value
+
+
+def optional(check: Callable[..., object], name: str, value: Any, *bounds: Any, **options: Any) -> None:
+    """Apply a check of this module to a value that may also be None."""
+    if value is not None:
+        check(name, value, *bounds, **options)
 
 
 def number(name: str, value: Any, fix: str = "") -> float:

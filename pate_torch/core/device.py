@@ -17,6 +17,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Progress
 
 T = TypeVar("T")
+Device = torch.device | str
 
 
 def parse_device(name: object) -> torch.device:

@@ -7,11 +7,12 @@ process. All updates are element-wise, so that no norm or clipping mixes the par
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+ADAM_OPTIONS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
 
 class Adam:
@@ -32,21 +33,8 @@ class Adam:
     def step(self, rate: float) -> None:
         """Update the parameters with learning rate ``rate``."""
         torch._foreach_add_(self.count, 1)
-        torch._fused_adamw_(
-            self.params,
-            _get_gradients(self.params),
-            self.mean,
-            self.square,
-            [],
-            self.count,
-            lr=rate,
-            weight_decay=self.weight_decay,
-            beta1=BETA1,
-            beta2=BETA2,
-            eps=EPSILON,
-            amsgrad=False,
-            maximize=False,
-        )
+        tensors: Any = self.params, _get_gradients(self.params), self.mean, self.square, [], self.count
+        torch._fused_adamw_(*tensors, lr=rate, weight_decay=self.weight_decay, **ADAM_OPTIONS)
 
 
 class Sgd:

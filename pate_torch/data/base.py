@@ -79,18 +79,10 @@ def assemble_dataset(
     size_origin: str = records.FROM_OWNER,
     **spec_facts: Any,
 ) -> Dataset:
-    """Build a Dataset from its parts. Each origin is one of ``records.PROVENANCES``.
+    """Build a Dataset from its parts and the further fields of ``DataSpec`` in ``spec_facts``.
 
-    Args:
-        private: Private records.
-        pool: Public points.
-        evaluation: Test records.
-        class_names: Name of each class.
-        standardize: Features to standardize, as in ``compute_normalization``.
-        classes_origin: Origin of the classes.
-        categories_origin: Origin of a table's categories. None if there are none.
-        size_origin: Origin of the number of records.
-        spec_facts: Further fields of ``DataSpec``.
+    ``standardize`` selects features as in ``compute_normalization``. Each origin is one of ``records.PROVENANCES``. The
+    origin of a table's categories is None if there are none.
     """
     mean, std = compute_normalization(pool.x, standardize)
     spec_facts |= {"num_classes": len(class_names), "input_shape": tuple(pool.x.shape[1:])}

@@ -143,17 +143,10 @@ def encode_sides(
     code = f"torch {torch.__version__}" + ("" if encoder.module is None else f" {encoder.module!r}")
     facts = {"encoder": card.identity, "points": points.to_dict(), "code": code, "device": device.type}
     limits: Mapping[str, Any] = {"max_bytes": int(encoder.cache_gb * 1e9), "notify": stages.print_message}
-    feature_by_side = {
-        side: load_or_encode(
-            root,
-            f"{name}-{side}",
-            facts,
-            functools.partial(_compute_digest, x),
-            functools.partial(encode, side),
-            **limits,
-        )
-        for side, x in sides.items()
-    }
+    feature_by_side = {}
+    for side, x in sides.items():
+        functions = functools.partial(_compute_digest, x), functools.partial(encode, side)
+        feature_by_side[side] = load_or_encode(root, f"{name}-{side}", facts, *functions, **limits)
     if not bool(feature_by_side["public"].isfinite().all()):
         raise checks.error("features.name", card.name, "returns features of public points that are not finite")
     return {side: x_ND.nan_to_num(0, 0, 0) for side, x_ND in feature_by_side.items()}

@@ -113,8 +113,7 @@ class FileSource(DatasetSource):
             raise checks.error(key, list(self.fractions), message)
         for name in ("publish_split", "publish_test", "benchmark"):
             checks.boolean(f"dataset.{name}", getattr(self, name))
-        if self.nominal_size is not None:
-            checks.integer("dataset.nominal_size", self.nominal_size, low=1)
+        checks.optional(checks.integer, "dataset.nominal_size", self.nominal_size, low=1)
         checks.one_of("dataset.roles", self.roles, ("hash", "position"))
         if self.roles == "position" and not self._has_unnamed_records:
             message = "needs one file of single records without an id or a group"
@@ -207,9 +206,7 @@ class FileSource(DatasetSource):
             f"about {public:.0%} of the {subject} in {self.path} would become public: the student is trained on these "
             "points, their class names, categories and hashes are released, and no epsilon covers them"
         )
-        fix = (
-            "Give a separate file of public records (dataset.public_path=...), or agree by dataset.publish_split=true."
-        )
+        fix = "Name a file of public records (dataset.public_path=...), or agree by dataset.publish_split=true."
         if test:
             fix += f" Another {test:.0%} become test records, whose metrics only you see (dataset.publish_test)."
         return checks.error("dataset.publish_split", False, message, fix)

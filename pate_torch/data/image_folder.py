@@ -181,8 +181,7 @@ def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -
             names the file.
     """
     channels, height, width = shape
-    if resize is not None:
-        checks.one_of("resize", resize, (RESIZE_METHOD,))
+    checks.optional(checks.one_of, "resize", resize, (RESIZE_METHOD,))
     try:
         with Image.open(file, formats=_FORMATS) as image:
             image_mode, size = image.mode, image.size

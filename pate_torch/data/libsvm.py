@@ -46,12 +46,10 @@ class Libsvm(FileSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group is not None:
-            checks.one_of("dataset.group", self.group, ("qid",))
+        checks.optional(checks.one_of, "dataset.group", self.group, ("qid",))
         for key in ("zero_based", "standardize"):
             checks.boolean(f"dataset.{key}", getattr(self, key))
-        if self.num_features is not None:
-            checks.integer("dataset.num_features", self.num_features, low=1, high=_MAX_FEATURES)
+        checks.optional(checks.integer, "dataset.num_features", self.num_features, low=1, high=_MAX_FEATURES)
 
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
         has_groups = self.group is not None

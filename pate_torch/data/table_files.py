@@ -139,11 +139,8 @@ def _read_parquet(file: Path, id_column: str | None) -> Table:
     # pandas stores an unnamed index as a column of positions. One removed row would change all later positions.
     indices = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
     names = _check_header([table.column_names[i] for i in indices])
-    pairs = zip(names, indices, strict=True)
-    return {
-        name: table.column(i).to_pylist() if name == id_column else _to_texts(name, table.column(i))
-        for name, i in pairs
-    }
+    columns = {name: table.column(i) for name, i in zip(names, indices, strict=True)}
+    return {name: c.to_pylist() if name == id_column else _to_texts(name, c) for name, c in columns.items()}
 
 
 def _to_texts(name: str, column: pa.ChunkedArray) -> list[str]:

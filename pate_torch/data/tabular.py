@@ -51,8 +51,7 @@ class TableSource(FileSource):
         if not isinstance(self.separator, str) or len(self.separator) != 1:
             raise checks.error("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
         checks.boolean("dataset.quotes", self.quotes)
-        if self.columns is not None:
-            checks.collection("dataset.columns", self.columns)
+        checks.optional(checks.collection, "dataset.columns", self.columns)
 
     @property
     def _has_unnamed_records(self) -> bool:
@@ -108,12 +107,10 @@ class Csv(TableSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in ("features", "ignore"):
-            if getattr(self, key) is not None:
-                checks.collection(f"dataset.{key}", getattr(self, key))
-        if self.categories is not None:
-            checks.mapping("dataset.categories", self.categories)
-            for column, values in self.categories.items():
-                checks.collection(f"dataset.categories.{column}", values)
+            checks.optional(checks.collection, f"dataset.{key}", getattr(self, key))
+        checks.optional(checks.mapping, "dataset.categories", self.categories)
+        for column, values in (self.categories or {}).items():
+            checks.collection(f"dataset.categories.{column}", values)
         checks.one_of("dataset.missing", self.missing, ("error", "drop"))
         checks.integer("dataset.max_categories", self.max_categories, low=2)
 
@@ -235,8 +232,7 @@ class Embeddings(TableSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.nonempty_string("dataset.id", self.id)
-        if self.encoder is not None:
-            checks.mapping("dataset.encoder", self.encoder)
+        checks.optional(checks.mapping, "dataset.encoder", self.encoder)
         for key in self.encoder or ():
             checks.one_of("dataset.encoder", key, ENCODER_KEYS)
         self._make_encoder_card()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from pate_torch.core.device import Device
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec, PublicAsset
-
-Device = torch.device | str
 
 
 class FeatureRecipe(ABC):

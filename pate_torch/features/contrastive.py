@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.core.device import run_in_parallel, to_device
+from pate_torch.core.device import Device, run_in_parallel, to_device
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
-from pate_torch.features.base import Device, FeatureRecipe
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
 from pate_torch.privacy.records import DataSpec
 
@@ -99,10 +99,8 @@ class ContrastiveFeatures(FeatureRecipe):
     ) -> nn.Module:
         if self.encoders > 1:
             learn = functools.partial(self.single_encoder.learn, x_P, spec, device=device)
-            parts = [
-                lambda progress, k=k: learn(seed=rng.derive_member_seed(seed, k), progress=progress)
-                for k in range(self.encoders)
-            ]
+            seeds = [rng.derive_member_seed(seed, k) for k in range(self.encoders)]
+            parts = [lambda progress, member=member: learn(seed=member, progress=progress) for member in seeds]
             return ConcatFeatures(run_in_parallel(parts, torch.device(device), progress))
         # Queries and students share a recipe, so a process trains once for the same points, seed and device.
         key = (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))

@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks, texts
+from pate_torch.core.device import Device
 from pate_torch.core.files import compute_file_digest, get_tensor_bytes
 from pate_torch.core.progress import Progress, do_nothing
-from pate_torch.features import backbones, encoding
-from pate_torch.features.base import Device
+from pate_torch.features import encoding
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.networks import remove_head
 from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderCard
@@ -112,7 +112,7 @@ class Encoder:
             if self.weights is None or self.module is not None:
                 problem = "needs features.weights, a local file of trained weights, and no features.module"
                 raise checks.error("features.network", self.network, problem, "Nothing is downloaded.")
-            for key, value in backbones.describe(self.network, self.digests["weights"]).items():
+            for key, value in encoding.describe_network(self.network, self.digests["weights"]).items():
                 if getattr(self, key) is None:
                     object.__setattr__(self, key, value)
 
@@ -299,7 +299,7 @@ class Encoder:
         if self.kind != "torch":
             make = encoding.make_static_runtime if self.kind == "static" else encoding.make_onnx_runtime
             return make(self.files["weights"])
-        module, head = (copy.deepcopy(self.module), ()) if self.network is None else backbones.build(self.network)
+        module, head = (copy.deepcopy(self.module), ()) if self.network is None else encoding.make_network(self.network)
         assert module is not None
         if "weights" in self.files:
             encoding.load_weights(module, self.files["weights"], head)

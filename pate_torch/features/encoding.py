@@ -1,4 +1,7 @@
-"""Runtimes of frozen encoders (torch modules, ONNX files, tables of token vectors), and a cache of features on disk."""
+"""Runtimes of frozen encoders (torch modules, ONNX files, tables of token vectors), and a cache of features on disk.
+
+Networks of torchvision and timm take their weights from local files: nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pate_torch.core import checks
+from pate_torch.core.device import Device
 from pate_torch.core.files import atomic_replacement, create_private_folder, read_tensors
 from pate_torch.core.run_folders import hold_lock
-from pate_torch.features.base import Device
 
 
 class Tokens(NamedTuple):
@@ -148,6 +151,45 @@ def import_optional(module: str, extra: str, key: str, value: str) -> Any:
     except ImportError as error:
         fix = f"pip install 'pate-torch[{extra}]'."
         raise checks.error(key, value, f"needs the package {module}", fix) from error
+
+
+def describe_network(network: str, digest: str) -> dict[str, Any]:
+    """Return size, mean and std of a network's images, and ``trained_on`` if torchvision published the weights."""
+    library, name = _find_network(network)
+    if library.__name__ == "timm":
+        config = library.data.resolve_data_config(pretrained_cfg=library.get_pretrained_cfg(name).to_dict())
+        return {"size": config["input_size"][-1], "mean": config["mean"], "std": config["std"]}
+    versions = library.models.get_model_weights(name)  # their file names contain the first digits of their SHA-256
+    published = [version for version in versions if digest.startswith(re.findall("-([0-9a-f]+)[.]", version.url)[-1])]
+    transform = [*published, versions.DEFAULT][0].transforms()
+    trained_on = "ImageNet-1K" if any(v.name in ("IMAGENET1K_V1", "IMAGENET1K_V2") for v in published) else None
+    return {"size": transform.crop_size[0], "mean": transform.mean, "std": transform.std, "trained_on": trained_on}
+
+
+def make_network(network: str) -> tuple[nn.Module, tuple[str, ...]]:
+    """Build a network without its classification head, whose inputs are the features, and name the removed layers."""
+    library, name = _find_network(network)
+    with torch.random.fork_rng(devices=[]):
+        if library.__name__ == "timm":
+            module = library.create_model(name, pretrained=False, num_classes=0)
+            head = module.pretrained_cfg["classifier"] or ()
+            return module, (head,) if isinstance(head, str) else tuple(head)
+        # The weights of these two networks were trained with another range of inputs, to which the network converts.
+        options = {"transform_input": True, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        module = library.models.get_model(name, weights=None, **options)
+    head = [key for key, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1]
+    module.set_submodule(head, nn.Identity())
+    return module, (head,)
+
+
+def _find_network(network: str) -> tuple[Any, str]:
+    kind, _, name = str(network).partition(":")
+    library = import_optional("timm" if kind == "timm" else "torchvision", "timm", "features.network", network)
+    names = library.list_pretrained() if kind == "timm" else library.models.list_models(library.models)
+    if kind not in ("timm", "torchvision") or name not in names:
+        problem = "must be torchvision:<name> or timm:<name>, such as torchvision:resnet18 or timm:resnet18.a1_in1k"
+        raise checks.error("features.network", network, problem)
+    return library, name
 
 
 def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:

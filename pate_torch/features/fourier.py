@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.device import Device
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.features.base import Device, FeatureRecipe
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.networks import Fourier, remove_head
 from pate_torch.privacy.records import DataSpec
 

@@ -183,6 +183,17 @@ class NoisyMaximum(VoteMechanism):
     def count_noise_scale(self) -> float:
         return self.sigma
 
+    @property
+    @abstractmethod
+    def price(self) -> OutcomeModel:
+        """Distribution and price of one answer."""
+
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        return self.price.privacy_events(num_queries)
+
+    def make_outcome_model(self) -> OutcomeModel | None:
+        return None if self.discrete or self.releases_counts else self.price
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordMechanism(Mechanism):

@@ -47,12 +47,9 @@ class ClassCounts(RecordMechanism):
 
     def draw(self, votes: UnitCounts, noise: NoiseSource, context: MechanismContext) -> Answers:
         exact_F = torch.cat([votes.counts_C * UNIT_COUNT_GRID, votes.outside_sum[None]]).double()
-        noisy_F = (
-            noise.draw_gaussian(tuple(exact_F.shape), self.sigma * UNIT_COUNT_GRID, exact_F.device) + exact_F
-        ).round()
-        noisy_F = noisy_F / UNIT_COUNT_GRID
+        noise_F = noise.draw_gaussian(tuple(exact_F.shape), self.sigma * UNIT_COUNT_GRID, exact_F.device)
+        noisy_F = (noise_F + exact_F).round() / UNIT_COUNT_GRID
         noisy_F[-1] *= 2
         noisy_1F = noisy_F.round().to(torch.int64)[None]
-        return Answers(
-            noisy_1F[:, :-1].argmax(1), (self._make_event(1),), noisy_counts=NoisyCounts(noisy_1F, self.sigma)
-        )
+        noisy_counts = NoisyCounts(noisy_1F, self.sigma)
+        return Answers(noisy_1F[:, :-1].argmax(1), (self._make_event(1),), noisy_counts=noisy_counts)

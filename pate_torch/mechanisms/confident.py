@@ -71,8 +71,8 @@ class ConfidentGNMax(_ScreenedMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_answers is not None:
-            checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap on answers.")
+        fix = "Null sets no cap on answers."
+        checks.optional(checks.integer, "mechanism.max_answers", self.max_answers, low=1, fix=fix)
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
         """Raise ValueError if unanimous teachers pass the check less than once in a thousand questions."""

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.prices import ExponentialPrice
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import NoisyMaximum
@@ -41,16 +40,14 @@ class ExponentialMechanism(NoisyMaximum):
         """Rate h, per vote."""
         return math.sqrt(2) / self.sigma
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.make_outcome_model().privacy_events(num_queries)
+    @property
+    def price(self) -> ExponentialPrice:
+        return ExponentialPrice(self.rate)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         score_QC = self.rate * self._cast_counts(votes)
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
-
-    def make_outcome_model(self) -> ExponentialPrice:
-        return ExponentialPrice(self.rate)
 
 
 def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[np.float64]:
@@ -97,9 +94,7 @@ def draw_model_index(
     checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
     errors = np.asarray(errors_M)
     if errors.ndim != 1 or len(errors) == 0:
-        raise checks.error(
-            "errors_M.shape", errors.shape, "must be (M,), with one error count for each of M >= 1 models"
-        )
+        raise checks.error("errors_M.shape", errors.shape, "must be (M,), one error count for each of M >= 1 models")
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
         raise ValueError("errors_M: must be error counts (integers of at least 0), not error rates")
     rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)

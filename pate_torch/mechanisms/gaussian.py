@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from pate_torch.accounting import GaussianNoisyMaxPrice
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
@@ -49,9 +48,6 @@ class GNMax(NoisyMaximum):
     def releases_counts(self) -> bool:
         return self.counts
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.price.privacy_events(num_queries)
-
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         answer_events = self.privacy_events(len(votes))
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
@@ -59,6 +55,3 @@ class GNMax(NoisyMaximum):
             return Answers(noisy_QC.argmax(1), answer_events)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
-
-    def make_outcome_model(self) -> GaussianNoisyMaxPrice | None:
-        return None if self.discrete or self.counts else self.price

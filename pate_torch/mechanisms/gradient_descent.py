@@ -12,15 +12,9 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_gradient_pair
+from pate_torch.privacy import sensitive
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
-from pate_torch.privacy.sensitive import (
-    MIN_CLIP_NORM,
-    UNIT_NORM,
-    GradientSums,
-    Sensitivity,
-    make_vector_sum_sensitivity,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +47,7 @@ class GradientDescent(RecordMechanism):
     # No discrete noise: the tables of the discrete sampler grow with the noise scale, here about 2^30 grid units.
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
     method: ClassVar[str] = "gradients"
-    input_type: ClassVar[Any] = GradientSums
+    input_type: ClassVar[Any] = sensitive.GradientSums
     sensitivity_unit: ClassVar[str] = "step"
     name: str = "gradient_descent"
     early_noise_multiplier: float = 1.0
@@ -65,15 +59,15 @@ class GradientDescent(RecordMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.noise_scale("mechanism.early_noise_multiplier", self.early_noise_multiplier)
-        checks.between("mechanism.clip_norm", self.clip_norm, MIN_CLIP_NORM, 1)
+        checks.between("mechanism.clip_norm", self.clip_norm, sensitive.MIN_CLIP_NORM, 1)
         checks.integer("mechanism.steps", self.steps, low=1)
         checks.positive("mechanism.first_step_size", self.first_step_size)
         checks.positive("mechanism.step_size", self.step_size)
 
     @property
-    def max_sensitivity(self) -> Sensitivity:
+    def max_sensitivity(self) -> sensitive.Sensitivity:
         # In clipping norms: a unit adds one clipped gradient. L1 is infinite, because the price depends on L2 only.
-        return replace(make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
+        return replace(sensitive.make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
 
     @property
     def has_independent_queries(self) -> bool:
@@ -89,11 +83,11 @@ class GradientDescent(RecordMechanism):
         early_events = (self._make_event(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()
         return (*early_events, self._make_event(self.steps))
 
-    def draw(self, votes: GradientSums, noise: NoiseSource, context: MechanismContext) -> Answers:
+    def draw(self, votes: sensitive.GradientSums, noise: NoiseSource, context: MechanismContext) -> Answers:
         if len(votes) == 0:
             return Answers(torch.zeros(0, dtype=torch.int64), (self._make_event(0),))
         noise_factor = 1.0 if context.is_last_round else self.early_noise_multiplier
-        clip_length = self.clip_norm * UNIT_NORM
+        clip_length = self.clip_norm * sensitive.UNIT_NORM
         sigma = noise_factor * self.sigma * clip_length
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64) if votes.start_DC is None else votes.start_DC
         for step in range(self.steps):

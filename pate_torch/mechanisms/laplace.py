@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pate_torch.accounting import LaplaceNoisyMaxPrice
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
@@ -31,13 +30,7 @@ class LNMax(NoisyMaximum):
     def price(self) -> LaplaceNoisyMaxPrice:
         return LaplaceNoisyMaxPrice(self.sigma, discrete=self.discrete)
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.price.privacy_events(num_queries)
-
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         counts_QC = self._cast_counts(votes)
         noisy_QC = counts_QC + noise.draw_laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
         return Answers(noisy_QC.argmax(1), self.privacy_events(len(votes)))
-
-    def make_outcome_model(self) -> LaplaceNoisyMaxPrice | None:
-        return None if self.discrete else self.price

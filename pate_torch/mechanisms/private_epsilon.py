@@ -18,6 +18,7 @@ import torch
 
 from pate_torch.accounting import accountant
 from pate_torch.accounting.data_dependent import private_price
+from pate_torch.accounting.data_dependent.private_price import PublicationPlan
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
@@ -43,7 +44,7 @@ class PrivateEpsilon:
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
     confidence: float = 0.95
     allow_net_loss: bool = False
-    _plans: dict[Any, private_price.PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
+    _plans: dict[Any, PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.agreement:
@@ -55,7 +56,7 @@ class PrivateEpsilon:
 
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
-    ) -> private_price.PublicationPlan:
+    ) -> PublicationPlan:
         """Choose the public parameters of the publication for a release of this mechanism and the account's delta.
 
         Raises:
@@ -67,24 +68,20 @@ class PrivateEpsilon:
         if model is None:
             raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent price", fix)
         if rounds > 1:
-            rule = (
-                f"data-dependent prices do not add up over {rounds} rounds, where questions depend on earlier answers"
-            )
+            rule = f"data-dependent prices do not add up over {rounds} rounds, as questions depend on earlier answers"
             raise checks.error("private_epsilon", "set", rule, fix)
         key = (mechanism, num_queries, num_teachers, num_classes, delta)
         if key in self._plans:
             return self._plans[key]
-        example_votes = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
+        examples = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
         try:
             plan = private_price.choose_plan(
-                model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
+                model, examples, num_queries=num_queries, delta=delta, confidence=self.confidence
             )
         except ValueError as error:
             message = f"private_epsilon: {mechanism.name} has no data-dependent price to publish here ({error}) {fix}"
             raise ValueError(message) from error
-        expected_epsilon = private_price.forecast_epsilon(
-            plan, model, example_votes, num_queries=num_queries, delta=delta
-        )
+        expected_epsilon = private_price.forecast_epsilon(plan, model, examples, num_queries=num_queries, delta=delta)
         labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
         if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
             rule = (
@@ -98,18 +95,12 @@ class PrivateEpsilon:
         return plan
 
     @staticmethod
-    def privacy_events(plan: private_price.PublicationPlan) -> tuple[PrivacyEvent, ...]:
+    def privacy_events(plan: PublicationPlan) -> tuple[PrivacyEvent, ...]:
         """Return the events of the publication."""
         return (plan.publication_event,)
 
     def publish(
-        self,
-        plan: private_price.PublicationPlan,
-        mechanism: Mechanism,
-        votes: Votes,
-        budget: Budget,
-        delta: float,
-        folder: Path,
+        self, plan: PublicationPlan, mechanism: Mechanism, votes: Votes, budget: Budget, delta: float, folder: Path
     ) -> tuple[float, str]:
         """Charge the publication, draw its noise and write ``sanitised.json``.
 

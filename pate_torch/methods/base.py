@@ -246,9 +246,8 @@ class PrivateMethod(ABC):
         """Raise ValueError if the student cannot learn from a release of this method, whatever the data are."""
         if student.returns_released_model:
             fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
-            raise checks.error(
-                "student.publish", "released_model", f"needs a released model, and method={self.name} has none", fix
-            )
+            problem = f"needs a released model, and method={self.name} has none"
+            raise checks.error("student.publish", "released_model", problem, fix)
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> PrivateMethod:
         """Return this method with the settings that follow from the public facts of the data."""

@@ -41,9 +41,9 @@ class LowSignalWarning(UserWarning):
 
 def check_informative(
     mechanism: Mechanism,
-    *,
     num_teachers: int,
     num_classes: int,
+    *,
     allow_uninformative: bool,
     override_hint: str = "privacy.allow_uninformative_labels=true",
 ) -> None:
@@ -109,12 +109,9 @@ def compute_break_even_lead(mechanism: Mechanism, num_classes: int) -> float | N
 
 
 def forecast_gradients(num_units: int, num_minority_units: float, sigma: float) -> ModelForecast:
-    """Forecast the skill of a model of noisy gradients.
+    """Forecast the skill of a model of noisy gradients, whose sums have noise ``sigma`` in clipping norms.
 
-    Args:
-        num_units: Estimated number of units.
-        num_minority_units: Estimated number of units outside the largest class.
-        sigma: Noise of the gradient sums, in clipping norms.
+    Both numbers of units are estimates. ``num_minority_units`` counts those outside the largest class.
     """
     logarithms = (1.0, math.log(num_units / sigma), math.log(max(num_minority_units, 1e-3) / sigma))
     skill = sum(c * v for c, v in zip(_SKILL_COEFFICIENTS, logarithms, strict=True))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress
@@ -35,14 +35,9 @@ from pate_torch.methods import feasibility, model_scale
 from pate_torch.methods.base import FirstAnswers, MethodDescription, MethodInputs, ModelForecast, get_unit_column
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
+from pate_torch.privacy import sensitive
 from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.privacy.sensitive import (
-    GradientSums,
-    make_record_sum_sensitivity,
-    make_vector_sum_sensitivity,
-    quantize,
-)
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.base import StudentAlgorithm
 
@@ -68,11 +63,7 @@ _STEP_SIZE = 2.0
 
 
 def plan_descent(
-    mechanism: GradientDescent,
-    num_records: float,
-    num_public: int | None,
-    balance: float = 1.0,
-    num_classes: int = 2,
+    mechanism: GradientDescent, num_records: float, num_public: int | None, balance: float = 1.0, num_classes: int = 2
 ) -> tuple[GradientDescent, float]:
     """Set the step sizes for a number of records. No price depends on them. Also return the effective dimension.
 
@@ -119,11 +110,9 @@ class GradientMethod(RecordMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("method.ridge", self.ridge)
-        if self.effective_dim is not None:
-            checks.positive("method.effective_dim", self.effective_dim)
+        checks.optional(checks.positive, "method.effective_dim", self.effective_dim)
         checks.integer("method.neighbors", self.neighbors, low=0)
-        if self.size is not None:
-            checks.integer("method.size", self.size, low=1, high=_MAX_RECORDS - 1)
+        checks.optional(checks.integer, "method.size", self.size, low=1, high=_MAX_RECORDS - 1)
         if checks.boolean("method.plans_from_counts", self.plans_from_counts) and self.class_counts is None:
             fix = "Set first_answers=class_counts."
             raise checks.error("method.plans_from_counts", True, "needs the class counts of a first stage", fix)
@@ -188,7 +177,7 @@ class GradientMethod(RecordMethod):
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
         prepared = super().prepare(inputs)
         if self.plans_from_counts and inputs.first_answers is not None:
-            assert isinstance(prepared.sensitive, GradientSums)
+            assert isinstance(prepared.sensitive, sensitive.GradientSums)
             prepared.finish_release = functools.partial(
                 model_scale.rescale_release,
                 mechanism=self.mechanism,
@@ -201,7 +190,7 @@ class GradientMethod(RecordMethod):
 
     def make_sensitive(
         self, private: PrivateRecords, shards: Shards, facts: DatasetFacts, encoder: nn.Module, progress: Progress
-    ) -> GradientSums:
+    ) -> sensitive.GradientSums:
         if len(private) >= _MAX_RECORDS:  # the message does not say how many, because that is private
             problem = f"takes fewer than {_MAX_RECORDS} records"
             raise checks.error("method", self.name, problem, "Use method=reverse_knn.")
@@ -209,24 +198,22 @@ class GradientMethod(RecordMethod):
         encoder = append_mean_shift(encoder, facts.pool.x, spec, self.neighbors)
         feature_PD = encode(encoder, facts.pool.x, spec)
         whitening = Whitening.from_features(feature_PD, self.ridge, self.effective_dim)
-        z_ND = map_records_batch_invariant(
-            lambda feature_BD: quantize(whitening.whiten_and_clip(feature_BD)).short(),
-            encoder,
-            private,
-            spec,
-            progress,
-        )
-        sensitivity = make_vector_sum_sensitivity(shards.adjacency, z_ND.shape[1] * spec.num_classes)
+
+        def whiten(feature_BD: Tensor) -> Tensor:
+            return sensitive.quantize(whitening.whiten_and_clip(feature_BD)).short()
+
+        z_ND = map_records_batch_invariant(whiten, encoder, private, spec, progress)
+        sensitivity = sensitive.make_vector_sum_sensitivity(shards.adjacency, z_ND.shape[1] * spec.num_classes)
         start_DC = torch.zeros(z_ND.shape[1], spec.num_classes, dtype=torch.float64)
         if self.start_logits:
             start_DC[-1] = whitening.radius * torch.tensor(self.start_logits)  # the last feature is the constant 1
-        return GradientSums(
+        return sensitive.GradientSums(
             z_ND=z_ND,
             y_N=private.y,
             z_PD=whitening.whiten_and_clip(feature_PD).float(),
             feature_PD=feature_PD,
             num_classes=spec.num_classes,
-            sensitivity=make_record_sum_sensitivity(shards, sensitivity),
+            sensitivity=sensitive.make_record_sum_sensitivity(shards, sensitivity),
             scale=whitening.radius / self.get_size(spec),
             whitening=whitening,
             start_DC=start_DC,
@@ -236,20 +223,17 @@ class GradientMethod(RecordMethod):
 
 def describe(unit: str, steps: int) -> MethodDescription:
     """Describe the method for reports, given the privacy unit and the number of steps of a round."""
-    sentence = (
-        f"Every {get_unit_column(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
-    )
+    times = "once" if steps == 1 else f"{steps} times"
+    sentence = f"Every {get_unit_column(unit) or 'record'} gave its gradient {times}{{each_round}}"
     return MethodDescription(
         subject="gradients",
-        procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to predict it "
+        procedure=f"{sentence}: the direction in which a public model would have to change to predict it "
         "better, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients. Only "
         "models trained on the noisy sums, and their answers on public points, were released. A student sees nothing "
         "but public points and these answers.",
         query_sentence="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
         examples="Public points, each with the class given by the model trained on noisy sums. Some classes are wrong, "
         "because of the noise and of errors of the model.",
-        assumptions=(
-            f"{sentence}{{each_round}}, of length at most 1 and computed from its own record and public values alone.",
-        ),
+        assumptions=(f"{sentence}, of length at most 1 and computed from its own record and public values alone.",),
         discrete=False,
     )

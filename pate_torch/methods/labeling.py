@@ -44,8 +44,7 @@ from pate_torch.privacy.sensitive import (
     Votes,
     check_sensitivity,
 )
-from pate_torch.queries.base import QueryState, QueryStrategy
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import QueryState, QueryStrategy, Random
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 
@@ -132,9 +131,8 @@ class LabelingMethod(PrivateMethod):
         pool_size = len(facts.pool)
         if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self
-        stages.print_message(
-            f"num_queries is {pool_size} instead of the recommended {self.num_queries}, the number of public points."
-        )
+        message = f"num_queries is {pool_size} instead of the recommended {self.num_queries}"
+        stages.print_message(f"{message}, the number of public points.")
         return replace(self, num_queries=pool_size)
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts | None = None) -> LabelingMethod:
@@ -154,10 +152,8 @@ class LabelingMethod(PrivateMethod):
             total_epsilon = compute_guarantee(set_noise(1 / epsilon).privacy_events(), delta).epsilon
             if 1 - 1e-6 <= total_epsilon / epsilon <= 1:
                 return set_noise(1 / epsilon)
-        scale = calibration.calibrate_sigma(
-            lambda scale: set_noise(scale).privacy_events(), epsilon=epsilon, delta=delta
-        )
-        return set_noise(scale)
+        sigma = calibration.calibrate_sigma(lambda s: set_noise(s).privacy_events(), epsilon=epsilon, delta=delta)
+        return set_noise(sigma)
 
     def validate(self, facts: DatasetFacts) -> None:
         fix = f"There are {len(facts.pool)} public points to ask about."
@@ -167,9 +163,8 @@ class LabelingMethod(PrivateMethod):
                 problem = f"must be the adjacency of the partition, {facts.adjacency}"
                 raise checks.error("first_answers.adjacency", self.class_counts.adjacency, problem)
             if self.noise != self.class_counts.noise:
-                raise checks.error(
-                    "noise", self.noise, "must be torch with first_answers=class_counts", "Set noise=torch."
-                )
+                problem = "must be torch with first_answers=class_counts"
+                raise checks.error("noise", self.noise, problem, "Set noise=torch.")
         if self.features is not None:
             with checks.prefixed_errors("features"):
                 self.features.check(facts.spec)
@@ -217,14 +212,10 @@ class LabelingMethod(PrivateMethod):
                 "First, the number of units in each class, and the sum of their shares of values outside the public "
                 f"range, were released with noise of {self.class_counts.sigma:.4g} units and twice as many"
             )
-            description = dataclasses.replace(
-                description,
-                procedure=f"{counts}, which the same price covers. {description.procedure}",
-                assumptions=(
-                    *description.assumptions,
-                    "Every unit was counted once, by the class of one of its records.",
-                ),
-            )
+            procedure = f"{counts}, which the same price covers. {description.procedure}"
+            once = "Every unit was counted once, by the class of one of its records."
+            assumptions = *description.assumptions, once
+            description = dataclasses.replace(description, procedure=procedure, assumptions=assumptions)
         return {
             "num_teachers": self.ensemble_size or 0,
             "mechanism": mechanism.name,
@@ -255,17 +246,14 @@ class LabelingMethod(PrivateMethod):
 class PreparedLabeling(PreparedMethod):
     """PRIVATE. A labeling method that is ready to answer.
 
+    Attributes of a ``LabelingMethod`` are not listed again.
+
     Attributes:
-        mechanism: Mechanism that answers.
-        query: Query strategy, which chooses the questions of each round.
-        num_queries: Largest number of questions.
         sensitive: PRIVATE. Values to be opened, on the whole pool: votes, cell counts or gradient sums.
         spec: Public facts of the data.
         seed: Seed of the public choices. It does not seed noise.
         feature_PD: Features of the public points, by which the first round chooses questions, float32 [P, D]. None to
             use the points themselves.
-        guide_student: Student that is fitted before each round but the first. None if no round needs a student.
-        releases_guide: Whether the last guide student is released beside the labels.
         refit: PRIVATE. Function that makes the values of the next round in the features of the guide student. The
             contribution of a record depends on this record and on released values alone. None if all rounds open the
             same values.
@@ -321,12 +309,9 @@ class PreparedLabeling(PreparedMethod):
             fix = "There must be one row for each public point, in the order of the points."
             raise checks.error("votes", len(self.sensitive), f"must cover all {len(pool)} public points", fix)
         if isinstance(self.mechanism, VoteMechanism) and isinstance(self.sensitive, Votes | SoftVotes):
-            self.mechanism.check(
-                num_queries=self.num_queries,
-                num_teachers=self.sensitive.num_teachers,
-                num_classes=self.sensitive.num_classes,
-                rounds=min(self.query.rounds, self.num_queries),
-            )
+            sizes = {"num_teachers": self.sensitive.num_teachers, "num_classes": self.sensitive.num_classes}
+            rounds = min(self.query.rounds, self.num_queries)
+            self.mechanism.check(num_queries=self.num_queries, **sizes, rounds=rounds)
         if budget.kind != self.mechanism.noise:
             problem = f"must be {self.mechanism.noise!r}, the noise for which the price of {self.mechanism.name} holds"
             raise checks.error("noise", budget.kind, problem)

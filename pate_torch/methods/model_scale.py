@@ -34,23 +34,12 @@ _MULTIPLES = (0.05, 3.0)
 
 
 def rescale_release(
-    release: Release,
-    *,
-    mechanism: GradientDescent,
-    public: GradientSums,
-    frequency_C: Tensor,
-    num_units: int,
-    seed: int,
+    release: Release, mechanism: GradientDescent, public: GradientSums, frequency_C: Tensor, num_units: int, seed: int
 ) -> Release:
-    """Releasable. Return the release of a model with rescaled logits, and the labels that follow from these.
+    """Releasable. Return the release of one round with rescaled logits, and the labels that follow from these.
 
-    Args:
-        release: Release of one round.
-        mechanism: Mechanism that drew the noise.
-        public: Gradient sums without records.
-        frequency_C: Noisy class frequencies.
-        num_units: Estimated number of units.
-        seed: Seed of the made-up records and of the noise of the repetitions.
+    ``public`` are gradient sums without records, ``frequency_C`` the noisy class frequencies, and ``num_units`` the
+    estimated number of units. ``seed`` seeds the made-up records and the noise of the repetitions.
     """
     model, score_RPC = release.model, release.score_RPC
     if model is None or score_RPC is None or len(score_RPC) != 1:

@@ -73,14 +73,12 @@ class RecordMethod(LabelingMethod):
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
         """PRIVATE. Encode the records with an encoder of the public points, in later rounds with the guide student."""
-        facts = inputs.facts
+        facts, private, device = inputs.facts, inputs.records, inputs.device
 
         def encode_records(encoder: nn.Module | None) -> SensitiveRecords:
-            shards = assign_shards(facts.partition, inputs.records, 1, inputs.seed)
+            shards = assign_shards(facts.partition, private, 1, inputs.seed)
             progress = inputs.stages("Encoding every record")
-            return self.build_sensitive(
-                inputs.records, shards, facts, encoder=encoder, device=inputs.device, progress=progress
-            )
+            return self.build_sensitive(private, shards, facts, encoder=encoder, device=device, progress=progress)
 
         with inputs.clock("records"):
             encoder = self.learn_encoder(inputs)
@@ -89,7 +87,7 @@ class RecordMethod(LabelingMethod):
             self,
             inputs,
             records,
-            id=inputs.store.create_alias(inputs.store.compute_fingerprint(inputs.records)),
+            id=inputs.store.create_alias(inputs.store.compute_fingerprint(private)),
             refit=lambda guide: encode_records(make_feature_extractor(guide.module)),
         )
 

@@ -47,12 +47,9 @@ class ReverseKnn(RecordMethod):
         super().validate(facts)
         size = facts.spec.nominal_size
         if size is not None:  # the mean number of records in a cell takes the place of the number of teachers
-            feasibility.check_informative(
-                self.mechanism,
-                num_teachers=max(1, size * self.num_rounds // self.num_queries),
-                num_classes=facts.spec.num_classes,
-                allow_uninformative=self.allow_uninformative_labels,
-            )
+            cell_size, allow = max(1, size * self.num_rounds // self.num_queries), self.allow_uninformative_labels
+            num_classes = facts.spec.num_classes
+            feasibility.check_informative(self.mechanism, cell_size, num_classes, allow_uninformative=allow)
 
     def describe(self, facts: DatasetFacts) -> MethodDescription:
         return describe(facts.unit)

@@ -24,14 +24,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.features.neighbors import (
-    Graph,
-    build_neighbor_graph,
-    compute_coordinates,
-    propagate_labels,
-    sinkhorn_balance,
-    to_graph_device,
-)
+from pate_torch.features import neighbors as graphs
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.partition import DatasetFacts
@@ -75,9 +68,9 @@ class TransductiveTeacherVotes(TeacherVotes):
 
     def build_vote(self, feature_PD: Tensor) -> Callable[[Tensor], Tensor]:
         """Build the graph of public points with these features, float32 [P, D], on which ``vote`` labels the points."""
-        return functools.partial(self.vote, build_neighbor_graph(feature_PD, self.neighbors))
+        return functools.partial(self.vote, graphs.build_neighbor_graph(feature_PD, self.neighbors))
 
-    def vote(self, graph: Graph, logits_PC: Tensor) -> Tensor:
+    def vote(self, graph: graphs.Graph, logits_PC: Tensor) -> Tensor:
         """PRIVATE. Return the class of each public point by one teacher, [P], given its logits on all of them, [P, C].
 
         Every teacher is evaluated alone and in the same shapes, so that the records of other teachers do not influence
@@ -85,20 +78,20 @@ class TransductiveTeacherVotes(TeacherVotes):
         """
         probability_PC, num_classes = logits_PC.softmax(1), logits_PC.shape[1]
         if self.balance:
-            probability_PC = sinkhorn_balance(probability_PC, torch.full((num_classes,), 1 / num_classes))
+            probability_PC = graphs.sinkhorn_balance(probability_PC, torch.full((num_classes,), 1 / num_classes))
         if self.alpha > 0:
             steps = math.ceil(math.log(_MAX_TAIL_WEIGHT) / math.log(self.alpha))
-            probability_PC = propagate_labels(graph, probability_PC, self.alpha, steps)
+            probability_PC = graphs.propagate_labels(graph, probability_PC, self.alpha, steps)
         return probability_PC.argmax(1)
 
     def _make_vote(self, inputs: MethodInputs, *, all_ranks: bool) -> Callable[[Tensor], Tensor]:
         feature_PD, facts = None, inputs.facts  # rank 0 computes the features for all ranks
         if distributed.is_main():
-            learned_PD = self.learn_features(inputs)
-            feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learned_PD is None else learned_PD.cpu()
+            own_PD = self.learn_features(inputs)
+            feature_PD = graphs.compute_coordinates(facts.pool.x, facts.spec) if own_PD is None else own_PD.cpu()
         if all_ranks or feature_PD is None:
             feature_PD = distributed.broadcast_object(feature_PD)
-        return self.build_vote(to_graph_device(feature_PD, inputs.device))
+        return self.build_vote(graphs.to_graph_device(feature_PD, inputs.device))
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:
         feature_options = {} if self.features is None else asdict(cast(Any, self.features)) | {"seed": inputs.seed}

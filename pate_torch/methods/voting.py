@@ -32,23 +32,16 @@ class VotingMethod(LabelingMethod):
 
     def validate(self, facts: DatasetFacts) -> None:
         super().validate(facts)
-        num_teachers, num_classes = self.ensemble_size, facts.spec.num_classes
-        assert num_teachers is not None
-        self.mechanism.check(
-            num_queries=self.num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=self.num_rounds
-        )
-        feasibility.check_informative(
-            self.mechanism,
-            num_teachers=num_teachers,
-            num_classes=num_classes,
-            allow_uninformative=self.allow_uninformative_labels,
-        )
+        size, num_classes, allow = self.ensemble_size, facts.spec.num_classes, self.allow_uninformative_labels
+        assert size is not None
+        plan = {"num_queries": self.num_queries, "num_teachers": size, "num_classes": num_classes}
+        self.mechanism.check(**plan, rounds=self.num_rounds)
+        feasibility.check_informative(self.mechanism, size, num_classes, allow_uninformative=allow)
 
     def forecast_warning(self, facts: DatasetFacts) -> str | None:
-        assert self.ensemble_size is not None
-        return feasibility.format_low_signal_warning(
-            self.mechanism, self.ensemble_size, facts.spec.num_classes, self.num_queries
-        )
+        size, num_classes = self.ensemble_size, facts.spec.num_classes
+        assert size is not None
+        return feasibility.format_low_signal_warning(self.mechanism, size, num_classes, self.num_queries)
 
     def from_votes(self, inputs: MethodInputs, votes: Votes, *, are_from_records: bool = True) -> PreparedLabeling:
         """PRIVATE. Prepare the method to answer from these votes, under a new id.
@@ -61,9 +54,9 @@ class VotingMethod(LabelingMethod):
                 the store maps the id to the votes.
         """
         store = inputs.store
-        fingerprint = (
-            store.compute_fingerprint(inputs.records) if are_from_records else store.compute_votes_fingerprint(votes)
-        )
+        fingerprint = store.compute_votes_fingerprint(votes)
+        if are_from_records:
+            fingerprint = store.compute_fingerprint(inputs.records)
         prepared = PreparedLabeling.from_method(self, inputs, votes, id=store.create_alias(fingerprint))
         prepared.votes = votes
         return prepared

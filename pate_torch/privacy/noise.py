@@ -275,13 +275,9 @@ MAX_DISCRETE_SCALE = 20_000  # votes; a table has some 10 entries per vote (Gaus
 
 
 def draw_discrete(shape: tuple[int, ...], kind: str, scale: Fraction, bits: int = _FIRST_BITS) -> Tensor:
-    """Draw independent discrete Gaussians or Laplaces on the CPU, int64.
+    """Draw independent numbers of the discrete ``kind`` "gaussian" or "laplace" on the CPU, int64.
 
-    Args:
-        shape: Shape of the result.
-        kind: "gaussian" or "laplace".
-        scale: Parameter in votes, used exactly.
-        bits: Number of bits of the first lookup.
+    The parameter ``scale``, in votes, is used exactly. The first lookup takes ``bits`` bits.
     """
     random_word = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
     # The lowest bit is the sign; the others are the first bits of U.

@@ -68,8 +68,7 @@ class AddRemove(Partition):
     adjacency: ClassVar[str] = "add_remove"
 
     def __post_init__(self) -> None:
-        if self.capacity is not None:
-            checks.integer("partition.capacity", self.capacity, low=1)
+        checks.optional(checks.integer, "partition.capacity", self.capacity, low=1)
 
     @property
     def max_shard_size(self) -> int | None:

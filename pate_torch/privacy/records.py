@@ -94,8 +94,7 @@ class DataSpec:
             raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
             raise checks.error("std", self.std, "must have as many entries as mean")
-        if self.class_type is not None:
-            checks.one_of("class_type", self.class_type, ("bool", "int", "float"))
+        checks.optional(checks.one_of, "class_type", self.class_type, ("bool", "int", "float"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""
@@ -126,12 +125,11 @@ class DataSpec:
         if not shape or min(shape) < 1 or math.prod(shape) > MAX_BATCH_ELEMENTS or num_constants not in (1, shape[0]):
             message = f"must be positive, of at most {MAX_BATCH_ELEMENTS} numbers, with one mean or one per channel"
             raise checks.error("input_shape", shape, message)
-        for key in ("name", "resize", "text"):
-            if key == "name" or facts.get(key) is not None:
-                checks.nonempty_string(key, facts.get(key))
+        checks.nonempty_string("name", facts["name"])
+        for key in ("resize", "text"):
+            checks.optional(checks.nonempty_string, key, facts.get(key))
         checks.boolean("benchmark", facts["benchmark"])
-        if facts["nominal_size"] is not None:
-            checks.number("nominal_size", facts["nominal_size"])
+        checks.optional(checks.number, "nominal_size", facts["nominal_size"])
         if "schema" in facts:
             facts["schema"] = TableSchema.from_dict(facts["schema"])
             if "encoder" not in facts and shape != (facts["schema"].num_features,):
@@ -221,8 +219,7 @@ class EncoderCard:
         checks.one_of("kind", self.kind, ("torch", "onnx", "static", "given"))
         checks.boolean("features.disjoint", self.disjoint)
         for key in ("sha256", "file", "tokenizer_sha256", "module", "license", "trained_on"):
-            if getattr(self, key) is not None:
-                checks.nonempty_string(f"features.{key}", getattr(self, key))
+            checks.optional(checks.nonempty_string, f"features.{key}", getattr(self, key))
         if self.file is not None and (self.file in (".", "..") or set(self.file) & set("/\\\0")):
             raise checks.error("encoder.file", self.file, "must be the plain name of a file beside the student")
         options = dict(checks.mapping("encoder.options", self.options))

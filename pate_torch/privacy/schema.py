@@ -77,11 +77,7 @@ class TableSchema:
 
     @classmethod
     def from_public(
-        cls,
-        public: Any,
-        *,
-        categories: Mapping[str, Sequence[Any]] | None = None,
-        max_categories: int = MAX_CATEGORIES,
+        cls, public: Any, *, categories: Mapping[str, Sequence[Any]] | None = None, max_categories: int = MAX_CATEGORIES
     ) -> TableSchema:
         """Read a schema off PUBLIC records. A column is numeric if all its values are, and categorical otherwise.
 
@@ -109,9 +105,7 @@ class TableSchema:
                 values = _infer_categories(set(text))
                 if (dates := [value for value in values or () if value]) and all(map(_DATE.match, dates)):
                     problem = f"column {name!r} holds dates, which are neither numbers nor categories"
-                    fix = (
-                        "Replace the dates by numbers, such as the days since a fixed date, or list them in categories."
-                    )
+                    fix = "Replace the dates by numbers, such as days since a fixed date, or list them in categories."
                     raise checks.error("public", dates[0], problem, fix)
             column = Column(name, None if values is None else tuple(values))
             if name not in declared_categories and len(column.categories or ()) > max_categories:

@@ -39,8 +39,7 @@ class Sensitivity:
         for norm in ("l1", "l2", "linf"):
             if not getattr(self, norm) >= 0:  # also refuses NaN
                 raise checks.error(f"sensitivity.{norm}", getattr(self, norm), "must be a number of at least 0")
-        if self.adjacency is not None:
-            checks.one_of("adjacency", self.adjacency, ADJACENCIES)
+        checks.optional(checks.one_of, "adjacency", self.adjacency, ADJACENCIES)
 
 
 def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, mechanism: str) -> None:

@@ -12,8 +12,14 @@ from torch import Tensor
 
 from pate_torch.core import rng
 from pate_torch.features.neighbors import build_neighbor_graph, compute_spectral_embedding
-from pate_torch.queries.base import QueryState, QueryStrategy
-from pate_torch.queries.random import compute_round_size, get_features, get_open_points, shuffle
+from pate_torch.queries.base import (
+    QueryState,
+    QueryStrategy,
+    compute_round_size,
+    get_features,
+    get_open_points,
+    shuffle,
+)
 
 _MAX_EIGENVECTORS = 256
 """Largest number of eigenvectors for clustering. More eigenvectors do not make the clusters purer, and the time grows

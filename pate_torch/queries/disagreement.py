@@ -17,8 +17,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.privacy.records import NO_ANSWER
-from pate_torch.queries.base import QueryState, QueryStrategy
-from pate_torch.queries.random import get_features
+from pate_torch.queries.base import QueryState, QueryStrategy, get_features
 
 MAX_FEATURES = 128
 """Largest number of principal components of the data."""

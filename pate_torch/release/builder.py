@@ -26,17 +26,9 @@ from pate_torch.methods.base import MethodDescription
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE, Account, Charge
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import Dataset, DataSpec, PublicAsset, Release
+from pate_torch.release import report as reports
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts
-from pate_torch.release.report import (
-    AccountClaim,
-    Accuracy,
-    ChargedRelease,
-    Evaluation,
-    Example,
-    ReleaseRecord,
-    ReleaseReport,
-)
 from pate_torch.release.statement import NOT_PRIVATE
 from pate_torch.release.store import ANSWER_FILES, WrittenRelease
 from pate_torch.students.base import Student
@@ -57,9 +49,9 @@ def build_report(
     seconds: Mapping[str, float],
     owner: OwnerFacts,
     chosen_by: str | None,
-    baselines: tuple[Accuracy, ...] = (),
+    baselines: tuple[reports.Accuracy, ...] = (),
     includes_encoder: bool = False,
-) -> ReleaseReport:
+) -> reports.ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
     ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
@@ -74,8 +66,8 @@ def build_report(
         "labels": description is not None and description.public_time and "first_answers_sha256" not in record,
         "student": release is not None and not claim.has_part(PURPOSE_STUDENT_CHOICE),
     }
-    return ReleaseReport(
-        record=ReleaseRecord(
+    return reports.ReleaseReport(
+        record=reports.ReleaseRecord(
             **_describe_release(record, data, release, description),
             assets=tuple(_list_assets(record, data.spec, owner)),
             teachers_id=(teachers_id := record.get("teachers_id")),
@@ -89,7 +81,7 @@ def build_report(
             creation_date=datetime.date.today().isoformat(),
         ),
         claim=claim,
-        evaluation=Evaluation(
+        evaluation=reports.Evaluation(
             **compute_student_metrics(data, student if data.evaluation.public else None),
             **_compute_label_metrics(data, release),
             examples=() if release is None else select_examples(data, release),
@@ -185,7 +177,7 @@ def compute_claim(
     terms: Mapping[str, Any],
     release: Release | None = None,
     reservation_ids: Sequence[str] = (),
-) -> AccountClaim:
+) -> reports.AccountClaim:
     """Compute the guarantee that may be claimed for a release folder, and the state of the account ``name``.
 
     ``terms`` has the keys ``delta``, ``adjacency`` and ``unit``. ``release`` is None if the folder has no labels.
@@ -196,7 +188,7 @@ def compute_claim(
     guarantee, ex_post = claim.guarantee, claim.ex_post_guarantee
     total, total_ex_post = account.guarantee, account.ex_post_guarantee
     other_charges = {id_: part for id_, part in ledger.get_charges(name).items() if id_ not in claim.charges}
-    return AccountClaim(
+    return reports.AccountClaim(
         delta=terms["delta"],
         adjacency=terms["adjacency"],
         unit=terms["unit"],
@@ -215,13 +207,13 @@ def compute_claim(
     )
 
 
-def _make_part(account: Account, identity: str, charge: Charge, is_current: bool) -> ChargedRelease:
+def _make_part(account: Account, identity: str, charge: Charge, is_current: bool) -> reports.ChargedRelease:
     guarantee = None
     if not charge.insecure:
         guarantee = account.compute_guarantee(charge.reserved_events, cap_holds=account.is_private)
     is_interrupted = not (charge.is_committed or is_current)
     purpose = f"{charge.purpose}, interrupted: charged at its worst case" if is_interrupted else charge.purpose
-    return ChargedRelease(
+    return reports.ChargedRelease(
         release_id=identity,
         purpose=f"{purpose}, {NOT_PRIVATE}: seeded noise" if guarantee is None else purpose,
         epsilon=None if guarantee is None else guarantee.epsilon,
@@ -250,17 +242,13 @@ def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
     return tuple(accounting.compute_guarantee([event], delta).epsilon for event in events)
 
 
-def select_examples(data: Dataset, release: Release) -> tuple[Example, ...]:
+def select_examples(data: Dataset, release: Release) -> tuple[reports.Example, ...]:
     """Select NUM_EXAMPLES answered public images with their released labels; empty if the points are not images."""
     if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
         return ()
     query_E, label_E = (values_Q[release.answered_Q][:NUM_EXAMPLES] for values_Q in (release.query_Q, release.label_Q))
-    return tuple(
-        Example(picture=encode_picture(image), label=label, query=query)
-        for image, label, query in zip(
-            data.pool.x[query_E].cpu().numpy(), label_E.tolist(), query_E.tolist(), strict=True
-        )
-    )
+    rows = zip(data.pool.x[query_E].cpu().numpy(), label_E.tolist(), query_E.tolist(), strict=True)
+    return tuple(reports.Example(picture=encode_picture(image), label=y, query=query) for image, y, query in rows)
 
 
 def encode_picture(image_CHW: np.ndarray) -> str:

@@ -34,12 +34,9 @@ def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> s
 
 @contextmanager
 def explained_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> Iterator[None]:
-    """Add what the ``with`` block charged, and how to go on, to a KeyboardInterrupt. The message is for the owner.
+    """Add what the ``with`` block charged to account ``name``, and how to go on, to a KeyboardInterrupt, for the owner.
 
-    Args:
-        home: Folder of the ledger.
-        name: Name of the account.
-        can_repeat: Whether the same call has the same seed, so that it can finish a release.
+    ``can_repeat`` tells whether the same call has the same seed, so that it can finish a release.
     """
     opened = find_account(home, name)
     old_ids = {} if opened is None else opened.charges
@@ -55,9 +52,8 @@ def explained_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> I
             last = charges[-1]
             is_resumable = last.is_committed and not last.is_stopped and last.run in unfinished_runs
             advice = "The charge stays, and its release cannot be finished: another call is a new charge."
-            advice = (
-                "Repeat the same call to finish the release at no cost beyond its plan." if is_resumable else advice
-            )
+            if is_resumable:
+                advice = "Repeat the same call to finish the release at no cost beyond its plan."
             advice = f"account {name!r}: {format_charges(home, account, charges)}. {advice}"
         interrupt.args = (f"interrupted: {advice}",)
         raise

@@ -129,12 +129,7 @@ class MembershipTest:
             return data, None
         if data.private.unit == LABEL_UNIT:
             fix = "Set membership.held_out=0."
-            raise checks.error(
-                "membership.held_out",
-                self.held_out,
-                "must be 0, because all features are public",
-                fix,
-            )
+            raise checks.error("membership.held_out", self.held_out, "must be 0, because all features are public", fix)
         training, holdout = hold_out(data.private, self.held_out, adjacency, seed, "membership")
         return replace(data, private=training), holdout
 
@@ -226,10 +221,8 @@ def compute_difference_interval(first: Share, second: Share) -> tuple[float, flo
     """
     assert first.interval is not None and second.interval is not None
     (low, high), (other_low, other_high), gap = first.interval, second.interval, first.value - second.value
-    return (
-        gap - math.hypot(first.value - low, other_high - second.value),
-        gap + math.hypot(high - first.value, second.value - other_low),
-    )
+    below = math.hypot(first.value - low, other_high - second.value)
+    return gap - below, gap + math.hypot(high - first.value, second.value - other_low)
 
 
 def compute_auc_interval(auc: float, first_size: int, second_size: int) -> tuple[float, float]:
@@ -247,7 +240,5 @@ def compute_auc_interval(auc: float, first_size: int, second_size: int) -> tuple
         return (auc - a) ** 2 - Z95**2 * pairs / (first_size * second_size)
 
     margin = 1e-12  # excludes the root a = auc if auc is 0 or 1
-    return (
-        0.0 if auc == 0 else float(brentq(compute_excess, 0.0, auc - margin)),
-        1.0 if auc == 1 else float(brentq(compute_excess, auc + margin, 1.0)),
-    )
+    low = 0.0 if auc == 0 else float(brentq(compute_excess, 0.0, auc - margin))
+    return low, 1.0 if auc == 1 else float(brentq(compute_excess, auc + margin, 1.0))

@@ -36,9 +36,14 @@ TUNING_METHODS = {
 
 
 class PicklableFacts:
-    """Base class of dataclasses whose read-only mappings pickle cannot store: it stores dictionaries instead."""
+    """Base class of dataclasses that make their mappings read-only; pickle stores dictionaries instead."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, MappingProxyType(dict(value)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -75,14 +80,11 @@ class OwnerFacts(PicklableFacts):
     audit: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Mapping):
-                object.__setattr__(self, item.name, MappingProxyType(dict(value)))
-            elif value is not None:
-                checks.nonempty_string(item.name, value)
-        if self.tuning is not None:
-            checks.one_of("tuning", self.tuning, TUNING_METHODS)
+            if not isinstance(value := getattr(self, item.name), Mapping):
+                checks.optional(checks.nonempty_string, item.name, value)
+        checks.optional(checks.one_of, "tuning", self.tuning, TUNING_METHODS)
         for key, value in self.pool.items():
             checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
 

@@ -29,15 +29,7 @@ from pate_torch.core.files import compute_file_digest, escape_control_chars, wri
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE
 from pate_torch.release import statement
-from pate_torch.release.report import (
-    INPUT_KINDS,
-    AccountClaim,
-    Accuracy,
-    ChargedRelease,
-    ReleaseReport,
-    Share,
-    format_percent,
-)
+from pate_torch.release.report import INPUT_KINDS, AccountClaim, Accuracy, ReleaseReport, Share, format_percent
 
 _PACKAGE_VERSION = version("pate-torch")  # read at import, so that an error comes before any charge
 SUMMARY_SCHEMA = 1
@@ -101,7 +93,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
         "private": claim.private,
         "headline": statement.format_headline(report),
         **_build_guarantee(report),
-        "other_releases": [_part_to_dict(other) for other in claim.other_releases],
+        "other_releases": [other.to_dict() for other in claim.other_releases],
         "utility": _build_utility(report),
         "trust": {"model": "central", "in_words": statement.format_sentence("trust", report)},
         "tuning": {
@@ -151,21 +143,11 @@ def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
             "account_total": claim.epsilon_charged,
             "account_total_ex_post": claim.epsilon_charged_ex_post,
             "account_note": statement.NO_TOTAL_NOTE if claim.epsilon_charged is None else statement.ADAPTIVE_NOTE,
-            "parts": [_part_to_dict(part) for part in claim.parts],
+            "parts": [part.to_dict() for part in claim.parts],
             "account_route": claim.charged_accountant or claim.accountant,
             "account_cap": claim.budget_epsilon,
             "labels_reused": record.reuses_labels,
         },
-    }
-
-
-def _part_to_dict(part: ChargedRelease) -> dict[str, Any]:
-    return {
-        "release_id": part.release_id,
-        "what": part.purpose,
-        "epsilon": part.epsilon,
-        "route": part.accountant or None,
-        "events": json.loads(part.events),
     }
 
 
@@ -209,14 +191,7 @@ def _make_page_environment(*, is_markdown: bool) -> Environment:
     options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
     environment = statement.make_environment(autoescape=True, **options)
     environment.filters |= {"percent": format_percent}
-    functions = (
-        make_share_scale,
-        make_price_curves,
-        thin_points,
-        is_cap_far,
-        select_worst_classes,
-        find_top_confusions,
-    )
+    functions = make_share_scale, make_price_curves, thin_points, is_cap_far, select_worst_classes, find_top_confusions
     environment.globals |= {
         "statement": statement,
         "sentence": statement.format_sentence,
@@ -278,9 +253,8 @@ def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
     curve = claim.epsilon_curve
     curves = [{"name": "this release", "style": "a", "points": thin_points(curve, MAX_POINTS)}]
     if claim.epsilon is not None and claim.epsilon > 1.001 * curve[-1]:
-        curves.append(
-            {"name": "guarantee", "style": "a flat", "points": [(1, claim.epsilon), (len(curve), claim.epsilon)]}
-        )
+        level = [(1, claim.epsilon), (len(curve), claim.epsilon)]
+        curves.append({"name": "guarantee", "style": "a flat", "points": level})
     if (cap := claim.budget_epsilon) is not None and not is_cap_far(claim):
         curves.append({"name": "cap", "style": "c flat", "points": [(1, cap), (len(curve), cap)]})
     return curves

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from pate_torch.core import checks
@@ -133,6 +133,11 @@ class ChargedRelease:
         """The row of a table: id, epsilon, route, purpose."""
         return self.release_id, *format_price(self.epsilon, format_route(self.accountant), missing="none"), self.purpose
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content for privacy.json."""
+        facts = {"release_id": self.release_id, "what": self.purpose, "epsilon": self.epsilon}
+        return facts | {"route": self.accountant or None, "events": json.loads(self.events)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
@@ -153,11 +158,9 @@ class PublicFacts(PicklableFacts):
     """Base class of the records of a report. Raises TypeError for a field that is no plain value."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Mapping):
-                object.__setattr__(self, item.name, MappingProxyType(dict(value)))
-            _check_releasable(item.name, value)
+            _check_releasable(item.name, getattr(self, item.name))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -276,8 +279,7 @@ class AccountClaim(PublicFacts):
             raise checks.error("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
         epsilon_names = ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post")
         for name in (*epsilon_names, "budget_epsilon"):
-            if getattr(self, name) is not None:
-                checks.non_negative(name, getattr(self, name))
+            checks.optional(checks.non_negative, name, getattr(self, name))
         if self.private and self.epsilon is None:
             raise checks.error("epsilon", None, "must be a number in a private run")
         # Prices are accurate to nine digits, so a decrease below the tolerance is a rounding error.
@@ -373,11 +375,9 @@ class ReleaseReport:
                 raise TypeError(f"{name}: {type(getattr(self, name)).__name__} may not enter a released report")
         checks.integer("queries_answered", record.queries_answered, low=0, high=record.queries_asked)
         checks.one_of("noise", record.noise, ("torch", "discrete"))
-        if record.chosen_by is not None:
-            checks.one_of("chosen_by", record.chosen_by, SELECTION_BASES)
-        for name, value in (("student", evaluation.student_accuracy), ("label", evaluation.label_accuracy)):
-            if value is not None:
-                checks.between(f"{name}_accuracy", value, 0, 1)
+        checks.optional(checks.one_of, "chosen_by", record.chosen_by, SELECTION_BASES)
+        checks.optional(checks.between, "student_accuracy", evaluation.student_accuracy, 0, 1)
+        checks.optional(checks.between, "label_accuracy", evaluation.label_accuracy, 0, 1)
         if len(claim.epsilon_curve) not in (0, record.queries_asked):
             problem = f"must have one value per question asked ({record.queries_asked})"
             raise checks.error("epsilon_curve", len(claim.epsilon_curve), problem)

@@ -23,14 +23,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import events
-from pate_torch.core import checks, run_folders
-from pate_torch.core.files import (
-    compute_file_digest,
-    compute_tensor_digest,
-    create_private_folder,
-    escape_spreadsheet_cell,
-    write_atomically,
-)
+from pate_torch.core import checks, files, run_folders
 from pate_torch.methods.base import FirstAnswers, MethodDescription, ModelRelease
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
@@ -150,11 +143,11 @@ def write(
         answers["scores_sha256"] = safetensors.torch.save(tensors)
     for key, content in answers.items():
         record[key] = hashlib.sha256(content).hexdigest()
-        write_atomically(folder / ANSWER_FILES[key], content)
+        files.write_atomically(folder / ANSWER_FILES[key], content)
     if guide is not None:
         student_store.save(guide, folder / ANSWER_FILES["guide_sha256"])
-        record["guide_sha256"] = compute_file_digest(folder / ANSWER_FILES["guide_sha256"])
-    write_atomically(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+        record["guide_sha256"] = files.compute_file_digest(folder / ANSWER_FILES["guide_sha256"])
+    files.write_atomically(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
 
 
@@ -163,8 +156,8 @@ def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, 
     run_folders.create_protected_folder(folder)
     facts = {"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma, "outside": first_answers.outside}
     content = json.dumps(facts, allow_nan=False)
-    write_atomically(folder / ANSWER_FILES["first_answers_sha256"], content + "\n")
-    return {"first_answers_sha256": compute_file_digest(folder / ANSWER_FILES["first_answers_sha256"])}
+    files.write_atomically(folder / ANSWER_FILES["first_answers_sha256"], content + "\n")
+    return {"first_answers_sha256": files.compute_file_digest(folder / ANSWER_FILES["first_answers_sha256"])}
 
 
 def read_first_answers(folder: Path) -> FirstAnswers | None:
@@ -180,12 +173,12 @@ def save_model(student: Student, release: Path) -> dict[str, str]:
     """Write a model into its release folder, and return its hash for the ledger."""
     run_folders.create_protected_folder(release)
     student_store.save(student, release / MODEL_FILE_NAME)
-    return {MODEL_DIGEST_KEY: compute_file_digest(release / MODEL_FILE_NAME)}
+    return {MODEL_DIGEST_KEY: files.compute_file_digest(release / MODEL_FILE_NAME)}
 
 
 def _format_labels(release: Release, spec: DataSpec, names: PointNames | None) -> str:
     queries, labels = release.query_Q.tolist(), release.label_Q.tolist()
-    class_names = {NO_ANSWER: "", **dict(enumerate(map(escape_spreadsheet_cell, spec.class_names)))}
+    class_names = {NO_ANSWER: "", **dict(enumerate(map(files.escape_spreadsheet_cell, spec.class_names)))}
     columns: dict[str, Sequence[Any]] = {"query": queries, "label": labels}
     columns["class"] = [class_names[label] for label in labels]
     if release.noisy_counts is not None:
@@ -194,7 +187,7 @@ def _format_labels(release: Release, spec: DataSpec, names: PointNames | None) -
         for c, scores in enumerate(release.score_QC.T.tolist()):
             columns[f"score_{c}"] = ["" if math.isnan(score) else score for score in scores]
     if names is not None:
-        columns[names.kind] = [escape_spreadsheet_cell(names.names[query]) for query in queries]
+        columns[names.kind] = [files.escape_spreadsheet_cell(names.names[query]) for query in queries]
     return _format_csv([columns, *zip(*columns.values(), strict=True)])
 
 
@@ -208,8 +201,8 @@ def find_release(root: Path, release_id: object) -> Path:
     """Find the newest release folder under ``root`` with this id. Raises ValueError if there is none."""
     valid_id = run_folders.check_hex_id("labels", release_id)
     runs_folder = run_folders.get_runs_folder(root)
-    files = runs_folder.glob("*/*/*/release/release.json")
-    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
+    records = runs_folder.glob("*/*/*/release/release.json")
+    for file in sorted(records, key=lambda file: file.stat().st_mtime_ns, reverse=True):
         with contextlib.suppress(OSError, ValueError, RecursionError):  # an unreadable file is skipped
             record = json.loads(file.read_text())
             if isinstance(record, dict) and record.get("release_id") == valid_id:
@@ -218,13 +211,8 @@ def find_release(root: Path, release_id: object) -> Path:
     raise checks.error("labels", release_id, f"no such release under {runs_folder.absolute()}", fix)
 
 
-def read(
-    folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger
-) -> tuple[Release, dict[str, Any], Student | None]:
+def read(folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger) -> WrittenRelease:
     """Read the release in this folder, whose questions are points of this pool.
-
-    Returns:
-        The release, its record, and the guide student (None if there was no guide).
 
     Raises:
         ValueError: The release is missing or damaged, was made from other points, or disagrees with the ledger.
@@ -235,13 +223,14 @@ def read(
         raise ValueError(f"{folder / 'release.json'}: missing or damaged ({error}).") from error
     if record.get("schema_version") != SCHEMA_VERSION:
         raise _corrupt_release_error(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
-    if record.get("dataset") != spec.name or record.get("pool_sha256") != compute_tensor_digest(pool.x):
+    if record.get("dataset") != spec.name or record.get("pool_sha256") != files.compute_tensor_digest(pool.x):
         problem = f"has answers for other public points (data set {record.get('dataset')!r})"
         raise _corrupt_release_error(record, problem, "Use dataset, seed and sizes of the run that made the release.")
     fix = f"Restore the files of {folder}, or move this folder away."
     try:
         digests = {"labels_sha256": record["labels_sha256"], **select_digests(record)}
-        edited = [ANSWER_FILES[k] for k, sha in digests.items() if compute_file_digest(folder / ANSWER_FILES[k]) != sha]
+        sha_by_name = {ANSWER_FILES[key]: sha for key, sha in digests.items()}
+        edited = [name for name, sha in sha_by_name.items() if files.compute_file_digest(folder / name) != sha]
         release = None if edited else _parse_release(folder, record, spec)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise _corrupt_release_error(record, f"cannot be read ({type(error).__name__}: {error})", fix) from error
@@ -249,7 +238,8 @@ def read(
         problem = f"{' and '.join(edited) or 'labels.csv'} does not fit release.json: it was edited"
         raise _corrupt_release_error(record, problem, fix)
     _check_against_ledger(record, release, ledger, fix)
-    return release, record, student_store.load(folder / "guide.safetensors") if "guide_sha256" in record else None
+    guide = student_store.load(folder / ANSWER_FILES["guide_sha256"]) if "guide_sha256" in record else None
+    return WrittenRelease(release=release, record=record, guide=guide)
 
 
 def _parse_release(folder: Path, record: dict[str, Any], spec: DataSpec) -> Release:
@@ -372,7 +362,7 @@ class UnfinishedCall:
 
     def begin(self, folder: Path) -> None:
         """PRIVATE. Write the note that the call uses this run folder."""
-        write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
+        files.write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
 
     def end(self) -> None:
         """PRIVATE. Remove the note, so that a repeated call makes a new release."""
@@ -389,11 +379,9 @@ class UnfinishedCall:
         folder = Path(json.loads(self._note_path.read_text())["folder"])
         with Ledger(ledger_path, create=False) as ledger:
             entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
-        reserved_ids = {
-            e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
-        }
+        own_ids = {e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name}
         commits = [entry.facts for entry in entries if entry.kind == "commit" and "stopped" not in entry.facts]
-        committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in reserved_ids}
+        committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in own_ids}
         if not committed or not (folder / "release").is_dir():
             return None
         with run_folders.try_hold_lock(folder / run_folders.LOCK_FILE_NAME, "paths.run") as is_unlocked:
@@ -407,13 +395,13 @@ class UnfinishedCall:
         interrupted_run = self.find(ledger_path)
         if interrupted_run is None or not (file := interrupted_run[0] / "release" / MODEL_FILE_NAME).is_file():
             return None
-        digest = compute_file_digest(file)
+        digest = files.compute_file_digest(file)
         ids = [id_ for id_, facts in interrupted_run[1].items() if facts.get(MODEL_DIGEST_KEY) == digest]
         return (interrupted_run[0], ids[0]) if ids else None
 
     @property
     def _note_path(self) -> Path:
-        folder = create_private_folder(self.store.folder / "unfinished")
+        folder = files.create_private_folder(self.store.folder / "unfinished")
         text = json.dumps(dict(self.facts), sort_keys=True, default=repr)
         digest = self.store.compute_keyed_digest(text.encode(), self.fingerprint().encode())
         return folder / f"{self.account}.{digest}.json"

@@ -228,8 +228,10 @@ class StudentAlgorithm(ABC):
         """Algorithm of the students between rounds of questions. None if there can be no such students."""
         return self
 
-    def check(self, spec: DataSpec) -> None:  # noqa: B027
-        """Raise ValueError if the algorithm does not support the data."""
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError if the algorithm or its features do not support the data."""
+        if self.features is not None:
+            self.features.check(spec)
 
     @abstractmethod
     def fit(

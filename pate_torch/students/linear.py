@@ -19,11 +19,7 @@ from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.privacy.records import LinearModel
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
-from pate_torch.students.labels import (
-    compute_rms,
-    select_by_cross_validation,
-    suppress_class_warnings,
-)
+from pate_torch.students.labels import compute_rms, select_by_cross_validation, suppress_class_warnings
 from pate_torch.students.training import build_problem
 
 _LOGITS_PER_SHARE = 2.0
@@ -55,8 +51,7 @@ class Logistic(StudentAlgorithm):
     ridge: float | None = None
 
     def __post_init__(self) -> None:
-        if self.ridge is not None:
-            checks.positive("student.ridge", self.ridge)
+        checks.optional(checks.positive, "student.ridge", self.ridge)
 
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
@@ -171,9 +166,8 @@ class CountRegression(StudentAlgorithm):
         sharpness = 1.7 / deviation
         offset_C = sharpness * count_QC.mean(0)
         if task.frequency_C is not None:
-            offset_C = match_frequencies(
-                sharpness * (feature_PD - mean_D) @ weight_DC, task.frequency_C, _NUM_MATCHINGS
-            )
+            logit_PC = sharpness * (feature_PD - mean_D) @ weight_DC
+            offset_C = match_frequencies(logit_PC, task.frequency_C, _NUM_MATCHINGS)
         # A teacher has one vote on each question, so the mean of the sums of counts is about the number of teachers.
         scale = _LOGITS_PER_SHARE * spec.num_classes / max(1.0, float(count_QC.sum(1).mean()))
         weight_DC, bias_C = scale * weight_DC, scale / sharpness * offset_C

@@ -85,13 +85,9 @@ class Selection:
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # If the id of a unit is a hash of its record, equal records are one unit, which may count only once.
         validation = select_one_per_unit(validation, budget.adjacency)
-        errors = [
-            int((student.compute_probabilities(validation.x).argmax(1) != validation.y).sum())
-            for student in students.values()
-        ]
+        errors_M = np.array([int((s.predict(validation.x) != validation.y).sum()) for s in students.values()])
         mechanism = f"selection:{self.name}"
         with budget.spend(self.privacy_events(), mechanism=mechanism, purpose=PURPOSE_STUDENT_CHOICE) as spending:
-            winner = list(students)[
-                draw_model_index(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
-            ]
+            index = draw_model_index(errors_M, self.epsilon, spending.noise, adjacency=budget.adjacency)
+        winner = list(students)[index]
         return winner, students[winner], spending.id

@@ -126,9 +126,9 @@ class SelfTraining(StudentAlgorithm):
         return replace(self, publish="student")
 
     def check(self, spec: DataSpec) -> None:
-        for part in (self.first_student, self.later_students, self.features):
-            if part is not None:
-                part.check(spec)
+        super().check(spec)
+        self.first_student.check(spec)
+        self.later_students.check(spec)
 
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing

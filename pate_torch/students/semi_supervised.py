@@ -26,7 +26,6 @@ from pate_torch.features import neighbors
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.networks import L2Normalize
-from pate_torch.privacy.records import DataSpec
 from pate_torch.students import training
 from pate_torch.students.base import Student, StudentAlgorithm, StudentProblem, StudentTask
 from pate_torch.students.training import AveragedModel, GradientStudent, Objective, TensorLog
@@ -72,10 +71,6 @@ class LabelSpreading(StudentAlgorithm):
 
     def __post_init__(self) -> None:
         checks.one_of("student.alignment", self.alignment, _ALIGNMENTS)
-
-    def check(self, spec: DataSpec) -> None:
-        if self.features is not None:
-            self.features.check(spec)
 
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing

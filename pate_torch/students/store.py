@@ -84,9 +84,7 @@ def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]
 
 
 def load_student(
-    location: Path | str,
-    device: torch.device | str = "cpu",
-    encoder: Encoder | Mapping[str, Path | str] | None = None,
+    location: Path | str, device: torch.device | str = "cpu", encoder: Encoder | Mapping[str, Path | str] | None = None
 ) -> Student:
     """Load a released student from a file or from the folder of a run or release. No code of the file is run.
 

@@ -223,8 +223,7 @@ class GradientStudent(StudentAlgorithm):
         checks.positive("student.learning_rate", self.learning_rate)
         checks.non_negative("student.weight_decay", self.weight_decay)
         checks.between("student.ema", self.ema, 0, 1)
-        if self.label_noise is not None:
-            checks.between("student.label_noise", self.label_noise, 0, 1)
+        checks.optional(checks.between, "student.label_noise", self.label_noise, 0, 1)
         checks.one_of("student.precision", self.precision, PRECISIONS)
         checks.one_of("student.network", self.network, networks.NETWORKS)
         checks.mapping("student.network_options", self.network_options)
@@ -235,8 +234,7 @@ class GradientStudent(StudentAlgorithm):
 
     def check(self, spec: DataSpec) -> None:
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        if self.features is not None:
-            self.features.check(spec)
+        super().check(spec)
 
     @abstractmethod
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:

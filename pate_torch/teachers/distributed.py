@@ -103,6 +103,5 @@ def _run_collective(operation: Callable[[], object]) -> None:
     try:
         operation()
     except RuntimeError as error:
-        raise RuntimeError(
-            "another rank has stopped, so this run cannot finish. Start the run again; finished teachers are kept"
-        ) from error
+        message = "another rank has stopped, so this run cannot finish. Start the run again; finished teachers are kept"
+        raise RuntimeError(message) from error

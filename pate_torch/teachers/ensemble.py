@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import networks
-from pate_torch.core.device import run_in_parallel, to_device
+from pate_torch.core.device import Device, run_in_parallel, to_device
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
@@ -37,6 +37,9 @@ TALLY_CHUNK_QUERIES = 1 << 16
 
 LogitsCallback = Callable[[slice, Iterable[tuple[int, Tensor]]], None]
 """PRIVATE. Function that receives the rows of some teachers and an iterable of (first point, logits [k, B, C])."""
+
+VoteFunction = Callable[[Tensor], Tensor]
+"""PRIVATE. Function from one teacher's logits of all points, float32 [Q, C] on the CPU, to its classes, [Q]."""
 
 
 def compute_gpu_points(spec: DataSpec) -> int:
@@ -79,11 +82,7 @@ class TeacherEnsemble:
         return dataclasses.replace(self, params=params, trained_K=self.trained_K[teachers])
 
     def forward_batches(
-        self,
-        x: Tensor,
-        on_logits: LogitsCallback,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+        self, x: Tensor, on_logits: LogitsCallback, device: Device = "cpu", progress: Progress = do_nothing
     ) -> None:
         """PRIVATE. Compute logits of raw points [Q, ...], and call ``on_logits`` for a few teachers at a time.
 
@@ -115,17 +114,12 @@ class TeacherEnsemble:
         run_in_parallel(chunks, device, progress)
 
     def predict(
-        self,
-        x: Tensor,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
-        vote: Callable[[Tensor], Tensor] | None = None,
+        self, x: Tensor, device: Device = "cpu", progress: Progress = do_nothing, vote: VoteFunction | None = None
     ) -> Tensor:
         """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, [K, Q]; ties go to the lowest class.
 
-        ``vote`` returns the classes [Q] of all points by one teacher, given its logits, float32 [Q, C] on the CPU. None
-        for the class with the largest logit. The type of the result is ``voting.get_label_dtype``. Convert a uint8
-        tensor before indexing with it.
+        If ``vote`` is None, a teacher votes for the class with the largest logit. The type of the result is
+        ``voting.get_label_dtype``. Convert a uint8 tensor before indexing with it.
         """
         out = torch.zeros(len(self), len(x), dtype=voting.get_label_dtype(self.network["num_classes"]))
 
@@ -140,7 +134,7 @@ class TeacherEnsemble:
         out[~self.trained_K] = 0
         return out
 
-    def compute_logits(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
+    def compute_logits(self, x: Tensor, device: Device = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Compute the logits of raw points [Q, ...] by each teacher, float32 [K, Q, C]."""
         out = torch.zeros(len(self), len(x), self.network["num_classes"])
 
@@ -151,7 +145,7 @@ class TeacherEnsemble:
         self.forward_batches(x, store_logits, device, progress)
         return out
 
-    def predict_proba(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
+    def predict_proba(self, x: Tensor, device: Device = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Compute the class probabilities of raw points [Q, ...] by each teacher, float32 [K, Q, C]."""
         out = self.compute_logits(x, device, progress)
         for logits_QC in out:  # in place, because the K x Q x C numbers may fill much of the memory
@@ -159,16 +153,12 @@ class TeacherEnsemble:
         out[~self.trained_K] = F.one_hot(torch.tensor(0), out.shape[2]).float()
         return out
 
-    def count_votes(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Votes:
+    def count_votes(self, x: Tensor, device: Device = "cpu", progress: Progress = do_nothing) -> Votes:
         """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
         return Votes(self.tally(x, device, progress), len(self))
 
     def tally(
-        self,
-        x: Tensor,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
-        vote: Callable[[Tensor], Tensor] | None = None,
+        self, x: Tensor, device: Device = "cpu", progress: Progress = do_nothing, vote: VoteFunction | None = None
     ) -> Tensor:
         """PRIVATE. Count the votes on raw points [Q, ...], int32 [Q, C], in chunks of points without ``vote``."""
         num_classes, chunk_size = self.network["num_classes"], TALLY_CHUNK_QUERIES if vote is None else max(1, len(x))

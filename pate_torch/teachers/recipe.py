@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.device import Device
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.base import FeatureRecipe
@@ -42,13 +43,7 @@ class PublicStart:
             checks.integer("start.features.encoders", self.features.encoders, low=1, high=1)
 
     def learn(
-        self,
-        pool_x: Tensor,
-        spec: DataSpec,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+        self, pool_x: Tensor, spec: DataSpec, *, seed: int, device: Device = "cpu", progress: Progress = do_nothing
     ) -> Trunk:
         """Learn the trunk from raw public points [P, ...]."""
         design = self.features.design
@@ -103,13 +98,11 @@ class Trunk:
         """Return the tensors of the encoder by name."""
         return {name: value.detach().cpu().contiguous() for name, value in self.encoder.state_dict().items()}
 
-    def compute_features(self, x: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    def compute_features(self, x: Tensor, device: Device = "cpu") -> Tensor:
         """Compute unit-length features of raw points [Q, ...], float32 [Q, D] on the CPU."""
         return encode(self.encoder.to(device), x, self.input_spec)
 
-    def encode_shards(
-        self, private: PrivateRecords, shards: Shards, device: torch.device | str = "cpu"
-    ) -> PrivateRecords:
+    def encode_shards(self, private: PrivateRecords, shards: Shards, device: Device = "cpu") -> PrivateRecords:
         """PRIVATE. Replace the points of the records by their features; records in no shard get zeros.
 
         Each shard is encoded alone, so a record has no influence on the arithmetic of another shard, not even on the
@@ -234,6 +227,5 @@ class TrainingExecution:
 
     def __post_init__(self) -> None:
         checks.one_of("execution.backend", self.backend, ("auto", "vectorized", "processes"))
-        for name, value in (("workers", self.workers), ("chunk", self.chunk)):
-            if value is not None:
-                checks.integer(f"execution.{name}", value, low=1)
+        checks.optional(checks.integer, "execution.workers", self.workers, low=1)
+        checks.optional(checks.integer, "execution.chunk", self.chunk, low=1)

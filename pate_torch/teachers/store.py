@@ -145,9 +145,8 @@ class RecordHashes:
         """Return these records, and those of ``new_records`` with other hashes."""
         new_N = ~np.isin(new_records.hash_N, self.hash_N)
         new_unit_N = 1 + self.unit_N.max(initial=-1) + new_records.unit_N[new_N]
-        return RecordHashes(
-            np.concatenate([self.hash_N, new_records.hash_N[new_N]]), np.concatenate([self.unit_N, new_unit_N])
-        )
+        hash_N = np.concatenate([self.hash_N, new_records.hash_N[new_N]])
+        return RecordHashes(hash_N, np.concatenate([self.unit_N, new_unit_N]))
 
 
 @dataclass(frozen=True)
@@ -357,19 +356,16 @@ class TeacherStore:
             with contextlib.suppress(ValueError):
                 yield name, self.load_manifest(name)
 
-    def get_or_count_votes(
-        self, name: str, pool_x: Tensor, compute: Callable[[], Votes], voting_mode: str = ""
-    ) -> Votes:
+    def get_or_count_votes(self, name: str, pool_x: Tensor, compute: Callable[[], Votes], variant: str = "") -> Votes:
         """PRIVATE. Load the votes of an ensemble on these public points, or compute and store them.
 
-        ``voting_mode`` is a key of the settings that decide the votes. It is empty if teachers vote on each point
-        independently.
+        ``variant`` is a key of the settings that decide the votes, empty if teachers vote on each point independently.
 
         Raises:
             ValueError: The stored or the computed votes are not the votes of this ensemble on these points.
         """
         manifest = self.load_manifest(name)
-        stem = "-".join(filter(None, (files.compute_tensor_digest(pool_x), voting_mode)))
+        stem = "-".join(filter(None, (files.compute_tensor_digest(pool_x), variant)))
         path = create_private_folder(self.folder / manifest["id"] / "votes") / f"{stem}.safetensors"
         num_teachers, shape = manifest["num_teachers"], (len(pool_x), manifest["network"]["num_classes"])
         if path.exists():
@@ -557,8 +553,7 @@ class EnsembleFinder:
         assert self.ledger is not None
         check_budget()  # training may take hours
         with self.store.lock_training(
-            self.identity,
-            lambda holder: self.print_message(f"Waiting for {holder}, which trains the same teachers."),
+            self.identity, lambda holder: self.print_message(f"Waiting for {holder}, which trains the same teachers.")
         ) as checkpoints:
             if (stored_teachers := self.find()) is not None:  # the other process has trained them
                 return stored_teachers, False

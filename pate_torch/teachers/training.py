@@ -92,12 +92,10 @@ def train(
     """
     recipe.check(spec)
     task = _make_task(private, spec, shards, recipe, seed, torch.device(device), trunk)
-    recipe, num_teachers = task.recipe, shards.num_teachers
+    recipe, num_teachers, dtype = task.recipe, shards.num_teachers, recipe.torch_dtype
     module = networks.build(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
     stacked.check_teacher(module, recipe.network)
-    param_K = {
-        name: torch.zeros(num_teachers, *p.shape, dtype=recipe.torch_dtype) for name, p in module.named_parameters()
-    }
+    param_K = {name: torch.zeros(num_teachers, *p.shape, dtype=dtype) for name, p in module.named_parameters()}
     curve_KP = {name: torch.zeros(num_teachers, min(CURVE_POINTS, recipe.steps)) for name in CURVES}
     launch_size = compute_launch_size(recipe, networks.count_parameters(module), task.spec, num_teachers, task.device)
     if execution.chunk is not None:
@@ -120,13 +118,11 @@ def train_on_all(
     Batches have at least 128 records, if there are as many. All ranks of torchrun must call this function.
     """
     count = len(data.private)
-    single_shard = Shards(torch.arange(count)[None], torch.ones(1, count, dtype=torch.bool), "replace_one")
+    one_shard = Shards(torch.arange(count)[None], torch.ones(1, count, dtype=torch.bool), "replace_one")
     recipe = dataclasses.replace(recipe, batch_size=max(recipe.batch_size, min(128, count)))
     trunk = recipe.learn_trunk(data.pool, data.spec, seed, device, stages)
     progress = stages("Training a model without privacy")
-    return train(
-        data.private, data.spec, single_shard, recipe, seed=seed, device=device, trunk=trunk, progress=progress
-    )
+    return train(data.private, data.spec, one_shard, recipe, seed=seed, device=device, trunk=trunk, progress=progress)
 
 
 def _make_task(

@@ -163,9 +163,8 @@ def _load_table(path: Path) -> tuple[Tensor, str | None]:
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.size == 0:
         raise _votes_file_error(path, f"must hold one table with two axes, not the shape {np.shape(array)}")
     if array.dtype.kind not in "iu":
-        raise _votes_file_error(
-            path, f"must hold whole numbers, not {array.dtype}", "Save predictions or counts as integers."
-        )
+        problem = f"must hold whole numbers, not {array.dtype}"
+        raise _votes_file_error(path, problem, "Save predictions or counts as integers.")
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
         raise _votes_file_error(path, "holds numbers too large to be votes")
     return torch.from_numpy(np.ascontiguousarray(array.astype(np.int64))), form

@@ -12,13 +12,7 @@ from typing import Any
 
 from mpmath import mp, mpf
 
-from pate_torch.verify.prices import (
-    Event,
-    compute_divergence,
-    compute_gaussian_epsilon,
-    convert_divergence,
-    get_max_loss,
-)
+from pate_torch.verify import prices
 from pate_torch.verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, ReleaseFolder, make_check
 
 
@@ -76,7 +70,7 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
     yield _check_cap(terms, spent_events)
 
 
-def _check_cap(terms: dict[str, Any], events: list[Event]) -> Check:
+def _check_cap(terms: dict[str, Any], events: list[prices.Event]) -> Check:
     """Check that the account's privacy filter keeps the cap for these events.
 
     Source: Smith & Thakurta 2022 (mu^2 is additive); Feldman & Zrnic 2021 (divergences of one order are additive).
@@ -86,15 +80,16 @@ def _check_cap(terms: dict[str, Any], events: list[Event]) -> Check:
     delta, cap, epsilon = terms["delta"] - terms["delta_reserve"], terms["budget_epsilon"], 0.0
     if smooth_events and terms["filter"] == "gdp":
         mu2 = math.fsum(e["count"] * compute_dominating_mu(e) ** 2 for e in smooth_events)
-        epsilon = compute_gaussian_epsilon(math.sqrt(mu2), delta)
+        epsilon = prices.compute_gaussian_epsilon(math.sqrt(mu2), delta)
     elif smooth_events:
-        epsilon = convert_divergence(terms["order"], compute_divergence(smooth_events, terms["order"]), delta)
+        divergence = prices.compute_divergence(smooth_events, terms["order"])
+        epsilon = prices.convert_divergence(terms["order"], divergence, delta)
     is_within_cap = epsilon <= cap * tolerance and failure_delta <= terms["delta_reserve"] * tolerance
     message = f"epsilon {epsilon:.6g} of {cap:.6g} is used, by the account's filter ({terms['filter']})"
     return Check("cap", is_within_cap, message)
 
 
-def compute_dominating_mu(event: Event) -> float:
+def compute_dominating_mu(event: prices.Event) -> float:
     """Compute the smallest mu for which mu-GDP dominates the event: both trade-off curves touch.
 
     Source: Dong, Roth & Su 2022.
@@ -102,4 +97,4 @@ def compute_dominating_mu(event: Event) -> float:
     if event["kind"] == "gaussian":
         return float(event["mu"])
     with mp.workdps(50):
-        return float(2 * mp.sqrt(2) * mp.erfinv(mp.tanh(mpf(get_max_loss(event)) / 2)))
+        return float(2 * mp.sqrt(2) * mp.erfinv(mp.tanh(mpf(prices.get_max_loss(event)) / 2)))

@@ -157,9 +157,8 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
     deviation = math.sqrt(mu2 + math.fsum(e["count"] * get_max_loss(e) ** 2 for e in pure_events))
     width = 2 * (deviation**2 / 2 + 12 * deviation)
     step = max(min(_GRID_STEP, min(map(get_max_loss, pure_events)) / 16), width / _MAX_GRID_CELLS)
-    half_loss = (
-        get_max_loss(max(pure_events, key=lambda e: e["count"])) / 2
-    )  # half of this loss is also a multiple of the step
+    # Half of the most frequent loss is also a multiple of the step.
+    half_loss = get_max_loss(max(pure_events, key=lambda e: e["count"])) / 2
     step = max(step, half_loss / max(1, half_loss // step))
     size = 1 << math.ceil(math.log2(max(width / step, 64)))
     grid, epsilons = np.arange(-size // 2, size // 2 + 1), []

@@ -22,7 +22,7 @@ from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import ReplaceOne
-from pate_torch.queries.random import Margin
+from pate_torch.queries.base import Margin
 from pate_torch.students.training import Supervised
 from pate_torch.teachers import engine
 from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution

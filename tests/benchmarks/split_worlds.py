@@ -5,8 +5,8 @@ import numpy as np
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.queries.base import Random
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Random
 from pate_torch.students.linear import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import run_config

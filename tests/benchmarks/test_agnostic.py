@@ -28,7 +28,7 @@ from benchmarks.theory.agnostic import (
 )
 from benchmarks.theory.classes import Listed
 from pate_torch.accounting.events import PureDPEvent
-from pate_torch.audit.command import audit_outcomes
+from pate_torch.audit import audit_outcomes
 from pate_torch.hypotheses.classes import HypothesisClass, Thresholds, find_distinct
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample, compute_net_size
 from pate_torch.mechanisms.sparse_vector import SparseVector

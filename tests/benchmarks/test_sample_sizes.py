@@ -17,8 +17,7 @@ from pate_torch.accounting.calibration import calibrate_sigma
 from pate_torch.accounting.events import GaussianEvent as Event
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector, SparseVector
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes

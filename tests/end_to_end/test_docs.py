@@ -29,8 +29,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
+from pate_torch import audit
 from pate_torch.accounting.accountant import compute_guarantee
-from pate_torch.audit import command as audit
 from pate_torch.cli import hydra_config
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.mechanisms.gaussian import GNMax

@@ -18,7 +18,7 @@ from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.privacy.partition import AddRemove
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.linear import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import run_config

@@ -21,7 +21,7 @@ from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.networks import NETWORKS
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.training import SYNC_EVERY, AveragedModel
 from pate_torch.teachers.ensemble import MAX_GPU_POINTS
 from pate_torch.teachers.training import train

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pate_torch.accounting import accountant as accounting
-from pate_torch.audit.command import audit_outcomes
+from pate_torch.audit import audit_outcomes
 from pate_torch.hypotheses import exponential
 from pate_torch.hypotheses.algorithms import (
     ALGORITHMS,

@@ -8,8 +8,7 @@ import torch
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.mechanisms.sparse_vector import compute_instability_distance
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector, compute_instability_distance
 from pate_torch.privacy.sensitive import Votes
 from tests.configurations import list_options, load_option
 

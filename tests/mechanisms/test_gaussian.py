@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pate_torch.audit.command import audit
+from pate_torch.audit import audit
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext, NoisyCounts

@@ -16,7 +16,7 @@ from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.store import load
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import changed, run_config

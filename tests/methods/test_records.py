@@ -30,8 +30,8 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.networks import remove_head
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import PrivateRecords, Release
+from pate_torch.queries.base import Random
 from pate_torch.queries.clusters import Medoids
-from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.statement import format_sentence
@@ -74,9 +74,8 @@ class Run:
     def read(self) -> Release:
         data = self.plan.dataset.load()
         with Ledger(self.home / "ledger.sqlite", create=False) as ledger:
-            return release_store.read(
-                release_store.find_release(self.home, self.report.record.release_id), data.pool, data.spec, ledger
-            )[0]
+            folder = release_store.find_release(self.home, self.report.record.release_id)
+            return release_store.read(folder, data.pool, data.spec, ledger).labels
 
 
 @pytest.fixture(scope="module", params=BOTH)

@@ -10,7 +10,7 @@ from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning.choice import Choice, PlanEvaluator, PlanReport
 from pate_torch.privacy.partition import AddRemove
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from tests.run_configs import run_config
 
 

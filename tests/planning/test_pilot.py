@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.planning import pilot as pilots
 from pate_torch.planning.pilot import Pilot, PilotConfig, simulate_release

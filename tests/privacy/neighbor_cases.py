@@ -34,7 +34,7 @@ from pate_torch.methods.voting import VotesFile
 from pate_torch.privacy.partition import DatasetFacts, assign_shards
 from pate_torch.privacy.records import LABEL_UNIT, Dataset
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.teachers.voting import count_votes
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_harness as harness

@@ -22,7 +22,7 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.records import Answers, DataSpec, MechanismContext, PublicPool
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, SoftVotes, Votes
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.release import store as release_store
 from tests.answering import answer_queries
 from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes

@@ -27,7 +27,7 @@ from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import ReplaceOne
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.release.builder import compute_claim
 from pate_torch.release.statement import NO_TOTAL_NOTE, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore

@@ -9,13 +9,13 @@ import torch
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
-from pate_torch.audit.command import audit_outcomes
+from pate_torch.audit import audit_outcomes
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Reservation
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import ReplaceOne
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests.answering import answer_queries

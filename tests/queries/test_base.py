@@ -6,10 +6,9 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-from pate_torch.queries.base import QueryState, QueryStrategy
+from pate_torch.queries.base import Margin, QueryState, QueryStrategy, Random
 from pate_torch.queries.clusters import Prototypes
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Margin, Random
 from tests.configurations import list_options, load_option
 from tests.queries.states import NONE, blobs, state
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from pate_torch import pipeline
-from pate_torch.audit.command import main as audit
+from pate_torch.audit import main as audit
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import PublicAsset

@@ -12,11 +12,11 @@ from scipy import stats
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NoisyCounts, PublicPool, Release
 from pate_torch.privacy.sensitive import SoftVotes
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.release import store as release_store
 from pate_torch.students.labels import compute_label_posterior, estimate_lead, make_student_task, with_label_posteriors
 from pate_torch.students.training import Supervised, build_problem
@@ -114,7 +114,7 @@ def test_counts_are_released_and_read_back_for_another_student(finished):
     data = plan.dataset.load()
     with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
         folder = release_store.find_release(plan.root, report.record.release_id)
-        release, *_ = release_store.read(folder, data.pool, data.spec, ledger)
+        release = release_store.read(folder, data.pool, data.spec, ledger).labels
     assert release.noisy_counts.sigma == 4.0
     assert torch.equal(release.noisy_counts.counts_QC.argmax(1), release.label_Q)
     posterior_QC = torch.cat([compute_label_posterior(part) for part in release.noisy_counts.split((3, 3, 3))])
@@ -168,7 +168,7 @@ def test_scores_of_soft_labels_are_released_and_read_again(tmp_path, monkeypatch
     with Ledger(plan.root / "ledger.sqlite") as ledger:
         data = plan.dataset.load()
         folder = release_store.find_release(plan.root, summary(plan)["release_id"])
-        found, _, _ = release_store.read(folder, data.pool, data.spec, ledger)
+        found = release_store.read(folder, data.pool, data.spec, ledger).labels
     assert [["" if np.isnan(score) else repr(score) for score in row] for row in found.score_QC.tolist()] == table
 
 

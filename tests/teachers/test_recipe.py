@@ -12,7 +12,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.opening import make_inputs
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.queries.random import Random
+from pate_torch.queries.base import Random
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
 from pate_torch.teachers.store import Identity, TeacherStore
@@ -97,7 +97,7 @@ def test_other_public_points_or_another_start_are_other_teachers(tmp_path):
     def identify(data, teacher=RECIPE):
         this_config, stages = changed(config, teacher=teacher), Stages(quiet=True)
         facts = DatasetFacts.from_dataset(data, this_config.partition)
-        return this_config.method.make_identity(make_inputs(this_config, data, facts, stages, StageTimer()))
+        return this_config.method.make_identity(make_inputs(this_config, data, facts, stages, StageTimer(), None))
 
     here = identify(DATA)
     assert here == identify(DATA)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from scipy import stats
 
+from pate_torch import audit as audit_module
 from pate_torch.accounting import ConfidentPrice
-from pate_torch.audit import command as audit_module
-from pate_torch.audit.command import audit, audit_outcomes, check_plan, load_mechanism, main
+from pate_torch.audit import audit, audit_outcomes, check_plan, load_mechanism, main
 from pate_torch.mechanisms import sparse_vector
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.neighbors import make_soft_pair, make_vote_pair
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.sensitive import Votes
 from tests.configurations import list_options

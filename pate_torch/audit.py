@@ -89,12 +89,7 @@ class AuditResult:
 
 
 def audit_outcomes(
-    left: Outcomes,
-    right: Outcomes,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    groups: Sequence[int] | None = None,
+    left: Outcomes, right: Outcomes, *, delta: float, confidence: float = 0.95, groups: Sequence[int] | None = None
 ) -> Evidence:
     """Compute the largest epsilon that two samples of categorical outcomes prove, jointly at ``confidence``.
 
@@ -180,12 +175,7 @@ def _hash_rows(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def audit(
-    mechanism: Mechanism,
-    pairs: Sequence[NeighborPair],
-    *,
-    runs: int,
-    delta: float = 1e-5,
-    confidence: float = 0.95,
+    mechanism: Mechanism, pairs: Sequence[NeighborPair], *, runs: int, delta: float = 1e-5, confidence: float = 0.95
 ) -> AuditResult:
     """Run the mechanism on every pair, and compare the proven epsilon with the epsilon of its ``privacy_events``.
 
@@ -193,9 +183,7 @@ def audit(
     """
     checks.integer("runs", runs, low=100)
     queries = pairs[0].num_queries
-    assert all(pair.num_queries == queries for pair in pairs), (
-        "all pairs of an audit must have the same number of queries"
-    )
+    assert all(pair.num_queries == queries for pair in pairs), "all pairs must have the same number of queries"
     charged_events = mechanism.privacy_events(queries, 1)
     max_curve = rdp.compute_curve(charged_events) * (1 + 1e-9)
     evidences, faults, is_constant = [Evidence()], dict[str, None](), True
@@ -316,9 +304,8 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
     noise = mechanism_overrides.pop("noise", "torch")
     for key in mechanism_overrides:
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
-    adjacency = (
-        {"adjacency": "add_remove"} if "adjacency" in defaults else {}
-    )  # the default refers to the partition of a run
+    # The default adjacency refers to the partition of a run.
+    adjacency = {"adjacency": "add_remove"} if "adjacency" in defaults else {}
     config = {
         "mechanism": OmegaConf.merge(defaults, adjacency, dict(setting.overrides), mechanism_overrides),
         "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
@@ -352,9 +339,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
         other_settings = [s for s in args.settings if not s.startswith("mechanism=")]
         if len(names) != 1 or not all("=" in s for s in other_settings):
-            raise ValueError(
-                f"settings={' '.join(args.settings)!r}: must be mechanism=<name> once, and key=value settings"
-            )
+            problem = "must be mechanism=<name> once, and key=value settings"
+            raise checks.error("settings", " ".join(args.settings), problem)
         mechanism, setting = load_mechanism(names[0], other_settings, checks.delta("delta", args.delta))
         queries = checks.integer("queries", args.queries or setting.queries, low=1)
         pairs = mechanism.worst_case_neighbors(queries)
