@@ -130,7 +130,6 @@ class OpenRun:
                 splits = DataSplits.from_config(config, stages)
             facts = DatasetFacts.from_dataset(splits.data, config.partition)
             config = config.complete(facts, stages)
-            config = replace(config, root=config.method.find_ledger_folder(config.root, facts, stages))
             exit_stack.enter_context(explained_interrupts(config.root, facts.spec.name))
             owner = owner_file.read(config.root, facts.spec.name)
             config.validate(facts)
@@ -334,6 +333,7 @@ def _check_new_account_cap(
         guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
         problem = (
             f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"
+            + ", and more by the filter of a new account" * (guarantee.epsilon <= cap)
         )
         raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
 
