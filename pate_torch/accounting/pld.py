@@ -46,15 +46,15 @@ def can_price(events: Iterable[PrivacyEvent]) -> bool:
     return 2 * _compute_loss_range(noise_events) / _compute_grid_step(noise_events) <= max_cells
 
 
-def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
+def compute_epsilon(events: Iterable[PrivacyEvent], delta: float, max_rounding_share: float = 1e-3) -> float:
     """Compute epsilon of the composed events at delta, rounded up.
 
-    Epsilon is infinite if rounding errors could reach a thousandth of delta.
+    Epsilon is infinite if rounding errors could reach this share of delta.
     """
     checks.delta("delta", delta)
     noise_events, _ = split_off_deltas(events)
     delta_left = delta - _compute_rounding_delta(noise_events)
-    if delta_left < 0.999 * delta:
+    if delta_left < (1 - max_rounding_share) * delta:
         return math.inf
     return float(_compose(noise_events).get_epsilon_for_delta(delta_left)) if noise_events else 0.0
 

@@ -53,36 +53,36 @@ def bound(mu, failure_delta, epsilon):
     return failure_delta + (1 - failure_delta) * exact_gaussian_delta(mu, epsilon)
 
 
-def exceeded(exact, mu, failure_delta, epsilons):
-    """Whether the exact curve is anywhere above the curve of the dominating mechanism."""
-    return any(exact(e) > bound(mu, failure_delta, e) for e in epsilons)
+def exceeded(exact_deltas, mu, failure_delta):
+    """Whether the exact curve, delta by epsilon, is anywhere above the curve of the dominating mechanism."""
+    return any(delta > bound(mu, failure_delta, epsilon) for epsilon, delta in exact_deltas.items())
 
 
-@pytest.mark.parametrize("failure_delta", [1e-3, 1e-6, 1e-9])
-@pytest.mark.parametrize(("q", "z"), [(0.3, 0.6), (0.01, 1.0), (0.5, 4.0), (0.9, 2.0), (1e-3, 0.8), (0.99, 0.5)])
+@pytest.mark.parametrize(
+    ("q", "z", "failure_delta"),
+    [(0.3, 0.6, 1e-6), (0.01, 1.0, 1e-9), (0.5, 4.0, 1e-3), (0.9, 2.0, 1e-6), (1e-3, 0.8, 1e-6), (0.99, 0.5, 1e-9)],
+)
 def test_one_step_is_dominated_in_both_directions_and_not_by_a_slightly_smaller_mu(q, z, failure_delta):
-    mu = compute_dominating_gaussian(SampledGaussianEvent(rate=q, noise_multiplier=z, steps=1), failure_delta)
-    top = float(pld.compute_epsilon([SampledGaussianEvent(rate=q, noise_multiplier=z, steps=1)], failure_delta))
-    epsilons = [*np.linspace(0, top, 241), *np.linspace(top, 3 * top + 1, 25), *np.geomspace(1e-9, max(top, 1e-6), 40)]
-    assert not exceeded(lambda e: exact_step_delta(q, z, e), mu, failure_delta, epsilons)
-    if mu > 1e-6:
-        assert exceeded(lambda e: exact_step_delta(q, z, e), mu * (1 - 1e-3), failure_delta, epsilons)
+    event = SampledGaussianEvent(rate=q, noise_multiplier=z, steps=1)
+    mu, top = compute_dominating_gaussian(event, failure_delta), pld.compute_epsilon([event], failure_delta)
+    epsilons = [*np.linspace(0, top, 81), *np.linspace(top, 3 * top + 1, 9), *np.geomspace(1e-9, top, 20)]
+    exact_deltas = {epsilon: exact_step_delta(q, z, epsilon) for epsilon in epsilons}
+    assert not exceeded(exact_deltas, mu, failure_delta)
+    assert exceeded(exact_deltas, mu * (1 - 3e-3), failure_delta)
 
 
-@pytest.mark.parametrize(("q", "z", "steps"), [(0.2, 0.9, 2), (0.6, 1.5, 2), (0.05, 0.8, 3)])
-def test_few_steps_are_dominated_in_both_directions_by_direct_integration(q, z, steps):
-    failure_delta, num = 1e-5, 1201 if steps == 2 else 181
-    mu = compute_dominating_gaussian(SampledGaussianEvent(rate=q, noise_multiplier=z, steps=steps), failure_delta)
-
-    def exact(epsilon):
-        return max(composed_delta(q, z, steps, epsilon, d, num=num) for d in ("add", "remove"))
-
-    epsilons = np.linspace(
-        0, pld.compute_epsilon([SampledGaussianEvent(rate=q, noise_multiplier=z, steps=steps)], 1e-5), 9
-    )
-    margin = 1e-4 * exact(0.0)  # the kink of the integrand costs the trapezoidal rule this much at most
-    assert all(exact(e) - margin <= bound(mu, failure_delta, e) for e in epsilons)
-    assert any(exact(e) - margin > bound(0.99 * mu, failure_delta, e) for e in epsilons)
+@pytest.mark.parametrize(
+    ("q", "z", "steps", "num", "error"), [(0.2, 0.9, 2, 801, 2e-3), (0.6, 1.5, 2, 801, 2e-3), (0.05, 0.8, 3, 161, 0.02)]
+)
+def test_few_steps_are_dominated_in_both_directions_by_direct_integration(q, z, steps, num, error):
+    """``error`` is what the kink of the integrand costs the trapezoidal rule, relative to delta."""
+    event = SampledGaussianEvent(rate=q, noise_multiplier=z, steps=steps)
+    mu, top = compute_dominating_gaussian(event, 1e-5), pld.compute_epsilon([event], 1e-5)
+    exact_deltas = {
+        epsilon: max(composed_delta(q, z, steps, epsilon, d, num=num) for d in ("add", "remove")) * (1 - error)
+        for epsilon in (*np.linspace(0, 0.8 * top, 4), *np.linspace(0.85 * top, top, 6))
+    }
+    assert not exceeded(exact_deltas, mu, 1e-5) and exceeded(exact_deltas, 0.98 * mu, 1e-5)
 
 
 def test_the_integration_finds_the_closed_form_of_a_step():
@@ -97,8 +97,8 @@ def test_a_full_batch_is_the_gaussian_itself(z, steps):
     assert 1 - 1e-6 < compute_dominating_gaussian(event, 1e-9) / exact < 1 + 2e-4
     generous = compute_dominating_gaussian(event, 1e-3)
     assert generous < exact * 1.0001
-    top = gdp.compute_epsilon(exact, 1e-3)
-    assert not exceeded(lambda e: exact_gaussian_delta(exact, e), generous, 1e-3, np.linspace(0, top * 1.5, 200))
+    epsilons = np.linspace(0, 1.5 * gdp.compute_epsilon(exact, 1e-3), 80)
+    assert not exceeded({epsilon: exact_gaussian_delta(exact, epsilon) for epsilon in epsilons}, generous, 1e-3)
 
 
 def test_the_oracle_of_a_thousand_steps():
@@ -119,7 +119,7 @@ def test_a_slightly_smaller_mu_is_rejected():
 
 
 def test_the_check_holds_between_its_points():
-    """A curve that touches the Gaussian's at two distant points lies above it between them, as its chord does."""
+    """A curve that touches the Gaussian's at distant points may lie above it between them, as its chord does."""
     epsilons = np.array([0.0, 1.5, 3.0])
     touching = np.array([gdp.compute_delta(e, 1.0) for e in epsilons])
     assert not is_dominated(epsilons, touching, 1.0, 1e-12)
@@ -129,12 +129,12 @@ def test_the_check_holds_between_its_points():
 
 
 def test_more_failures_more_noise_and_fewer_steps_lower_mu():
-    changes = ({"rate": 0.012}, {"noise_multiplier": 0.95}, {"steps": 1100})
-    mu = compute_dominating_gaussian(ABADI, 1e-6)
-    assert compute_dominating_gaussian(ABADI, 1e-8) > mu > compute_dominating_gaussian(ABADI, 1e-4)
-    for change in changes:
-        fields = {"rate": 0.01, "noise_multiplier": 1.0, "steps": 1000} | change
-        assert compute_dominating_gaussian(SampledGaussianEvent(**fields), 1e-6) > mu
+    fields = {"rate": 0.3, "noise_multiplier": 2.0, "steps": 10}
+    event = SampledGaussianEvent(**fields)
+    mu = compute_dominating_gaussian(event, 1e-6)
+    assert compute_dominating_gaussian(event, 1e-8) > mu > compute_dominating_gaussian(event, 1e-4)
+    for change in ({"rate": 0.33}, {"noise_multiplier": 1.9}, {"steps": 11}):
+        assert compute_dominating_gaussian(SampledGaussianEvent(**fields | change), 1e-6) > mu
 
 
 def test_it_is_cached_and_takes_seconds():
@@ -150,7 +150,7 @@ def test_it_is_cached_and_takes_seconds():
 
 
 def test_what_cannot_be_shown_is_refused():
-    loud = SampledGaussianEvent(rate=1.0, noise_multiplier=0.01, steps=10)
+    loud = SampledGaussianEvent(rate=1.0, noise_multiplier=0.1, steps=1000)
     with pytest.raises(ValueError, match=r"no Gaussian mechanism is known.*rdp filter"):
         compute_dominating_gaussian(loud, 1e-6)
     with pytest.raises(ValueError, match=r"no Gaussian mechanism is known.*rdp filter"):
