@@ -97,12 +97,19 @@ def test_an_account_of_gaussian_answers_charges_the_gaussian_that_dominates_it(p
     found = summary(plan)
     assert (found["accountant"], found["epsilon"]) == ("pld", pytest.approx(1.0, rel=2e-6))
     ledger.verify()
-    statuses = {check.name: check.is_ok for check in verify_release(plan.folder, plan.root / "ledger.sqlite")}
-    assert statuses and all(statuses.values()), statuses
     with pytest.raises(ValueError, match="rdp filter"):  # the noise would have to be much larger for any Gaussian
         ledger.check_events("clouds", [replace(event, noise_multiplier=0.05, failure_delta=0.0)])
     second = ledger.reserve("clouds", METHOD_EVENTS, fingerprint="", mechanism="dpsgd", run="x", noise="torch")
     assert second.reserved_events[0].failure_delta == 9.37e-6  # a quarter of what is left
+
+
+@pytest.mark.slow(reason="loss distributions on a fine grid")
+def test_the_verifier_accepts_the_release_and_what_the_account_charged(plan):
+    gaussian_account(plan, DeltaEvent(delta=1e-6))
+    pipeline.run(changed(plan, target_epsilon=1.0))
+    found = {check.name: check for check in verify_release(plan.folder, plan.root / "ledger.sqlite")}
+    assert all(check.is_ok and not check.is_loose for check in found.values()), found
+    assert {"mechanism", "guarantee", "account", "charges", "cap"} <= found.keys()
 
 
 def test_an_account_without_a_reserve_refuses_and_names_the_kind_of_account(plan):
