@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.filters import PrivacyFilter
+from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
@@ -294,6 +294,8 @@ def _open_account(
         budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
         planned_events=planned_events,
         noise=kind,
+        delta_reserve=privacy.delta_reserve,
+        filter=privacy.filter,
         **terms,
     )
     charges = ledger.get_account(name).charges.values()
@@ -329,7 +331,16 @@ def _check_new_account_cap(
     key, cap = "budget_epsilon", privacy.budget_epsilon
     if cap is None:
         key, cap = "opening_budget", privacy.opening_budget
-    if not PrivacyFilter.can_admit(planned_events, epsilon=cap, delta=privacy.delta):
+    account_filter = PrivacyFilter.from_planned_events(
+        planned_events, epsilon=cap, delta=privacy.delta, delta_reserve=privacy.delta_reserve, kind=privacy.filter
+    )
+    charged_events = account_filter.choose_failures(planned_events, FilterCost())
+    failure_delta, reserve = account_filter.compute_cost(charged_events).delta, account_filter.delta_reserve
+    if failure_delta > reserve:
+        problem = f"is less than {failure_delta:.3g}, the probability with which this run alone may fail"
+        fix = f"Reserve more when the account opens, but less than privacy.delta={privacy.delta:g}, or raise both."
+        raise checks.error("privacy.delta_reserve", reserve, problem, fix)
+    if not account_filter.admits_first(planned_events):
         guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
         problem = (
             f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"

@@ -63,7 +63,7 @@ def _compute_mu(run: SampledGaussianEvent, failure_delta: float) -> float:
         epsilons = np.linspace(0.0, last_epsilon, _NUM_INTERVALS + 1)
         deltas = np.array([pld.compute_delta([run], epsilon) for epsilon in epsilons])
     if not len(deltas) or not is_dominated(epsilons, deltas, math.exp(high * _LOG_MU_STEP), failure_delta):
-        fix = "Use more noise or fewer steps, or an account that was opened for DP-SGD, which gets an rdp filter."
+        fix = "Use more noise or fewer steps, or another account, opened with privacy.filter=rdp."
         problem = f"no Gaussian mechanism is known to dominate it up to a failure probability of {failure_delta:g}"
         raise checks.error("event", run, problem, fix)
     while high - low > 1:

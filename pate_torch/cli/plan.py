@@ -80,7 +80,9 @@ def plan(settings: Sequence[str]) -> PlanReport:
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
     with hydra_config.open_configuration():
-        base = compose_plan((*fixed_settings, *(f"{key}={values[0]}" for key, values in axes.items())))
+        first_values = (f"{key}={values[0]}" for key, values in axes.items())
+        cfg = compose("config", overrides=[*fixed_settings, *first_values])
+        base = _build_plan(cfg)
         facts, account, terms = base.dataset.declared_facts(), find_account(base.root, base.dataset.name), base.privacy
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
             problem = "cannot be combined with a list for mechanism.sigma, because it determines mechanism.sigma"
@@ -98,7 +100,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
         budget_source=source if terms.budget_epsilon is None else "privacy.budget_epsilon",
         delta=terms.delta,
         choices=tuple(plans),
-        notes=(*_make_notes(facts, account, options), *_suggest_gradients(plans, facts)),
+        notes=(*_make_notes(facts, account, options), *cfg.recommended.measured, *_suggest_gradients(plans, facts)),
     )
 
 

@@ -14,7 +14,8 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp, pld
 from pate_torch.accounting.calibration import calibrate_sampled_gaussian, calibrate_sigma
 from pate_torch.accounting.domination import compute_dominating_gaussian
-from pate_torch.accounting.events import DeltaEvent, SampledGaussianEvent
+from pate_torch.accounting.events import SampledGaussianEvent
+from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.dpsgd import DPSGD
@@ -71,50 +72,60 @@ def test_a_second_baseline_adds_to_the_account_and_the_cap_holds(plan):
         pipeline.run(changed(plan, folder=plan.folder.parent / "three", target_epsilon=9.9))
 
 
-def gaussian_account(plan, *failures, **terms):
-    """Open the account for Gaussian answers, and for failures, for which half of delta is then reserved."""
+def gaussian_account(plan, **terms):
+    """Open the account for Gaussian answers, by default with a reserve of a tenth of delta, and charge them."""
     ledger = Ledger(plan.root / "ledger.sqlite")
     terms = {"budget_epsilon": 20.0, "delta": 1e-4, "adjacency": "add_remove", "unit": "record"} | terms
     answers = GNMax(sigma=4.0).privacy_events(20)
-    ledger.open_account(plan.dataset.name, **terms, planned_events=(*answers, *failures))
+    ledger.open_account(plan.dataset.name, **terms, planned_events=answers)
     reservation = ledger.reserve("clouds", answers, fingerprint="", mechanism="gaussian", run="answers", noise="torch")
     ledger.commit(reservation, answers)
     return ledger
 
 
 def test_an_account_of_gaussian_answers_charges_the_gaussian_that_dominates_it(plan):
-    ledger = gaussian_account(plan, DeltaEvent(delta=1e-6))
+    ledger = gaussian_account(plan)
     pipeline.run(changed(plan, target_epsilon=1.0))
     account = ledger.get_account("clouds")
     charge = list(account.charges.values())[1]
     (event,) = charge.reserved_events
     assert account.filter.kind == "gdp" and event == charge.incurred_events[0]
-    assert event.failure_delta == 1.25e-5 == charge.charged_cost.delta  # a quarter of the reserve of 5e-5
-    mu = compute_dominating_gaussian(event, 1.25e-5)
+    assert event.failure_delta == 2.5e-6 == charge.charged_cost.delta  # a quarter of the reserve of 1e-5
+    mu = compute_dominating_gaussian(event, 2.5e-6)
     assert charge.charged_cost.scalar == mu**2
-    total = gdp.compute_epsilon(math.sqrt(20 * 2 / 4.0**2 + mu**2), 1e-4 - 1.25e-5)
+    total = gdp.compute_epsilon(math.sqrt(20 * 2 / 4.0**2 + mu**2), 1e-4 - 2.5e-6)
     assert (account.guarantee.route, account.guarantee.epsilon) == ("gdp", pytest.approx(total, rel=1e-12))
     found = summary(plan)
     assert (found["accountant"], found["epsilon"]) == ("pld", pytest.approx(1.0, rel=2e-6))
     ledger.verify()
-    with pytest.raises(ValueError, match="rdp filter"):  # the noise would have to be much larger for any Gaussian
+    with pytest.raises(ValueError, match="filter=rdp"):  # the noise would have to be much larger for any Gaussian
         ledger.check_events("clouds", [replace(event, noise_multiplier=0.05, failure_delta=0.0)])
     second = ledger.reserve("clouds", METHOD_EVENTS, fingerprint="", mechanism="dpsgd", run="x", noise="torch")
-    assert second.reserved_events[0].failure_delta == 9.37e-6  # a quarter of what is left
+    assert second.reserved_events[0].failure_delta == 1.87e-6  # a quarter of what is left
 
 
 @pytest.mark.slow(reason="loss distributions on a fine grid")
 def test_the_verifier_accepts_the_release_and_what_the_account_charged(plan):
-    gaussian_account(plan, DeltaEvent(delta=1e-6))
+    gaussian_account(plan)
     pipeline.run(changed(plan, target_epsilon=1.0))
     found = {check.name: check for check in verify_release(plan.folder, plan.root / "ledger.sqlite")}
     assert all(check.is_ok and not check.is_loose for check in found.values()), found
     assert {"mechanism", "guarantee", "account", "charges", "cap"} <= found.keys()
 
 
+def test_an_account_opened_for_mu_squared_admits_dp_sgd_as_its_first_release(plan):
+    chosen = PrivacyFilter.from_planned_events(METHOD_EVENTS, epsilon=5.0, delta=1e-4, kind="gdp")
+    assert chosen.delta_reserve == pytest.approx(1e-5) and chosen.admits_first(METHOD_EVENTS)
+    small = PrivacyFilter.from_planned_events(METHOD_EVENTS, epsilon=0.1, delta=1e-4, kind="gdp")
+    assert small.delta_reserve == pytest.approx(1e-5) and not small.admits_first(METHOD_EVENTS)
+    pipeline.run(changed(plan, target_epsilon=1.0, filter="gdp"))
+    account = Ledger(plan.root / "ledger.sqlite").get_account("clouds")
+    assert account.filter.kind == "gdp" and account.total_cost.delta == 2.5e-6
+
+
 def test_an_account_without_a_reserve_refuses_and_names_the_kind_of_account(plan):
-    ledger = gaussian_account(plan)
-    with pytest.raises(ValueError, match=r"delta is left in reserve.*DP-SGD.*rdp filter"):
+    ledger = gaussian_account(plan, delta_reserve=0.0)
+    with pytest.raises(ValueError, match=r"filter=rdp.*delta is left in reserve.*DP-SGD"):
         pipeline.run(plan)
     assert ledger.get_account("clouds").num_releases == 1 and not (plan.root / "dpsgd").exists()
 
