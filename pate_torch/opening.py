@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.filters import PrivacyFilter
+from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
@@ -122,7 +122,6 @@ class OpenRun:
                 splits = DataSplits.from_config(config, stages)
             facts = DatasetFacts.from_dataset(splits.data, config.partition)
             config = config.complete(facts, stages)
-            config = replace(config, root=config.method.find_ledger_folder(config.root, facts, stages))
             exit_stack.enter_context(explained_interrupts(config.root, facts.spec.name))
             owner = owner_file.read(config.root, facts.spec.name)
             config.validate(facts)
@@ -319,7 +318,8 @@ def _check_new_account_cap(
     account_filter = PrivacyFilter.from_planned_events(
         planned_events, epsilon=cap, delta=privacy.delta, delta_reserve=privacy.delta_reserve, kind=privacy.filter
     )
-    failure_delta, reserve = account_filter.compute_cost(planned_events).delta, account_filter.delta_reserve
+    charged_events = account_filter.choose_failures(planned_events, FilterCost())
+    failure_delta, reserve = account_filter.compute_cost(charged_events).delta, account_filter.delta_reserve
     if failure_delta > reserve:
         problem = f"is less than {failure_delta:.3g}, the probability with which this run alone may fail"
         fix = f"Reserve more when the account opens, but less than privacy.delta={privacy.delta:g}, or raise both."
@@ -327,6 +327,7 @@ def _check_new_account_cap(
     if not account_filter.admits_first(planned_events):
         price = accounting.compute_guarantee(planned_events, privacy.delta)
         problem = f"this run alone may cost epsilon {price.epsilon:.6g} at delta {privacy.delta:g} ({price.route})"
+        problem += ", and more by the filter of a new account" * (price.epsilon <= cap)
         raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
 
 

@@ -86,6 +86,6 @@ def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_pat
     found = json.loads((held.folder / "release" / "summary.json").read_text())
     plan, _ = configured(tmp_path, *overrides)
     assert found["epsilon"] == pytest.approx(
-        accounting.compute_guarantee(plan.method.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=1e-6
+        accounting.compute_guarantee(plan.method.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=2e-6
     )
     assert found["num_teachers"] == 0 and found["student_accuracy"] > 0.5  # chance: a tenth

@@ -23,7 +23,6 @@ from benchmarks.same_encoder.data import Split
 from benchmarks.same_encoder.ours import DELTA, Answer, _logistic
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.accounting.rdp import make_sampled_gaussian_event
 from pate_torch.privacy.whitening import Whitening
 
 
@@ -187,6 +186,4 @@ def noise_of(sums: int, epsilon: float) -> float:
 
 @functools.cache
 def _sampled_noise(rate: float, steps: int, epsilon: float) -> float:
-    return calibration.calibrate_sigma(
-        lambda sigma: (make_sampled_gaussian_event(rate, sigma, steps),), epsilon=epsilon, delta=DELTA
-    )
+    return calibration.calibrate_sampled_gaussian(rate, steps, epsilon=epsilon, delta=DELTA)

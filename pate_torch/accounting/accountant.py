@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from pate_torch.accounting import gdp, pld, rdp
+from pate_torch.accounting import domination, gdp, pld, rdp
 from pate_torch.accounting.events import (
     BoundedRangeEvent,
     GaussianEvent,
     PrivacyEvent,
+    SampledGaussianEvent,
     ZCDPEvent,
     get_pure_epsilon,
     split_off_deltas,
@@ -31,9 +32,10 @@ class Guarantee:
     Attributes:
         epsilon: Epsilon at ``delta``.
         delta: Delta at which epsilon was computed.
-        route: Accountant that computed epsilon: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp"
-            (Renyi, best order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "delta"
-            (the events cost only delta), or "cap" (epsilon of the account's cap, if its releases reserved more).
+        route: Accountant that computed epsilon: "gdp" (Gaussian, exact or dominating DP-SGD), "pld" (privacy loss
+            distribution), "rdp" (Renyi, best order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing
+            was released), "delta" (the events cost only delta), or "cap" (epsilon of the account's cap, if its releases
+            reserved more).
         adjacency: Neighboring relation. None if the caller states no relation.
         unit: Kind of the privacy unit. None if the caller states no unit.
     """
@@ -90,10 +92,13 @@ def _compute_route_epsilons(events: tuple[PrivacyEvent, ...], delta: float, acco
         return {"none": 0.0}
     routes: dict[str, Callable[[], float]] = {}
     if delta > 0:
-        mu, rho = gdp.compute_total_mu(events), compute_total_rho(events)
-        if mu is not None:
-            routes["gdp"] = functools.partial(gdp.compute_epsilon, mu, delta)
-        if (mu is None or accountant == "pld") and pld.can_price(events):
+        dominating_events, failure_delta = split_off_deltas(domination.replace_sampled_gaussians(events))
+        mu, rho = gdp.compute_total_mu(dominating_events), compute_total_rho(events)
+        if mu is not None and failure_delta < delta:
+            routes["gdp"] = functools.partial(gdp.compute_epsilon, mu, delta - failure_delta)
+        # Of a DP-SGD run alone, all parameters were fixed. Other releases may have been chosen after it.
+        is_single_run = len(events) == 1 and isinstance(events[0], SampledGaussianEvent) and events[0].count == 1
+        if (mu is None or is_single_run or accountant == "pld") and pld.can_price(events):
             routes["pld"] = functools.partial(pld.compute_epsilon, events, delta)
         routes["rdp"] = functools.partial(rdp.compute_epsilon, events, delta)
         if rho is not None:
@@ -115,8 +120,9 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
     if not noise_events:
         return min(1.0, failure_delta)
     deltas = [rdp.compute_delta(noise_events, epsilon)]
-    if (mu := gdp.compute_total_mu(noise_events)) is not None:
-        deltas.append(gdp.compute_delta(epsilon, mu))
+    dominating_events, domination_delta = split_off_deltas(domination.replace_sampled_gaussians(noise_events))
+    if (mu := gdp.compute_total_mu(dominating_events)) is not None:
+        deltas.append(gdp.compute_delta(epsilon, mu) + domination_delta)
     elif pld.can_price(noise_events):
         deltas.append(pld.compute_delta(noise_events, epsilon))
     pure_epsilon = compute_total_pure_epsilon(noise_events)

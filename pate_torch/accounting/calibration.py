@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from scipy.optimize import brentq
 
-from pate_torch.accounting.accountant import compute_route_epsilons
-from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.accountant import compute_guarantee, compute_route_epsilons
+from pate_torch.accounting.events import PrivacyEvent, SampledGaussianEvent
 from pate_torch.accounting.prices import Price
 from pate_torch.core import checks
 
 _MIN_SIGMA, _MAX_SIGMA = 1e-9, 1e12
+_MAX_SECANT_STEPS, _SECANT_TOLERANCE = 8, 1e-6
 _EPSILON_RELATIVE_MARGIN = 1e-11  # keeps the price below epsilon after rounding
 
 
@@ -97,3 +98,23 @@ def calibrate_sigma(
     while compute_excess(root) > 0:
         root, step = root + step, 2 * step
     return math.exp(root)
+
+
+def calibrate_sampled_gaussian(rate: float, steps: int, *, epsilon: float, delta: float) -> float:
+    """Compute the noise multiplier for which a run of DP-SGD costs epsilon, by a secant search from the Renyi price."""
+
+    def make_events(multiplier: float) -> tuple[PrivacyEvent, ...]:
+        return (SampledGaussianEvent(rate=rate, noise_multiplier=multiplier, steps=steps),)
+
+    multiplier = smallest = calibrate_sigma(make_events, epsilon=epsilon, delta=delta, accountant="rdp")
+    log_step, slope, last_excess = 0.0, -1.0, math.inf
+    for _ in range(_MAX_SECANT_STEPS):
+        excess = compute_guarantee(make_events(multiplier), delta).epsilon / epsilon - 1
+        if excess <= 0:
+            smallest = min(smallest, multiplier)
+            if excess > -_SECANT_TOLERANCE:
+                break
+        slope = min((excess - last_excess) / log_step, -0.1) if log_step else slope
+        log_step, last_excess = (excess + _SECANT_TOLERANCE / 2) / -slope, excess
+        multiplier *= math.exp(log_step)
+    return smallest

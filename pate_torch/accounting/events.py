@@ -30,7 +30,8 @@ class _Event:
         for f in fields(self):
             if f.type == "float":
                 name = f"{type(self).__name__.removesuffix('Event')}.{f.name}"
-                object.__setattr__(self, f.name, checks.positive(name, getattr(self, f.name)))
+                check = checks.non_negative if f.default == 0 else checks.positive
+                object.__setattr__(self, f.name, check(name, getattr(self, f.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,30 @@ class RdpCurveEvent(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampledGaussianEvent(_Event):
+    """A run of DP-SGD: noisy sums over Poisson-sampled records, under add_remove, for units of one record.
+
+    Attributes:
+        rate: Probability with which a step includes a record.
+        noise_multiplier: Standard deviation of the noise relative to the largest contribution of a record to a sum.
+        steps: Number of steps of one run. ``count`` is the number of runs.
+        failure_delta: Failure probability of one run at which a Gaussian mechanism dominates the run (``domination``).
+            An account whose filter adds up mu^2 chooses this probability when it reserves the run. 0 if not chosen.
+    """
+
+    rate: float
+    noise_multiplier: float
+    steps: int
+    failure_delta: float = 0
+    kind: ClassVar[str] = "sampled_gaussian"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.between("SampledGaussian.rate", self.rate, 0, 1)
+        object.__setattr__(self, "steps", int(checks.integer("SampledGaussian.steps", self.steps, low=1)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeltaEvent(_Event):
     """A failure probability that adds to the delta of a release, as in the sparse vector technique."""
 
@@ -121,7 +146,8 @@ class DeltaEvent(_Event):
         checks.delta("Delta.delta", self.delta)
 
 
-PrivacyEvent = Union[GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent, DeltaEvent]  # noqa: UP007 (a runtime alias)
+_NoiseEvent = Union[GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent]  # noqa: UP007
+PrivacyEvent = Union[_NoiseEvent, SampledGaussianEvent, DeltaEvent]  # noqa: UP007 (runtime aliases)
 _EVENT_TYPES: dict[str, type[Any]] = {event_type.kind: event_type for event_type in get_args(PrivacyEvent)}
 
 

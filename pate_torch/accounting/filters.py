@@ -7,7 +7,7 @@ All releases together then satisfy the (epsilon, delta) of the cap.
 
 - "gdp": the sum of mu^2 is at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022). The
   filter prices Gaussian mechanisms exactly, and pure mechanisms by the Gaussian that dominates the mechanism
-  (``gdp.compute_mu_of_pure_epsilon``).
+  (``gdp.compute_mu_of_pure_epsilon``), and DP-SGD by the Gaussian that dominates it up to a failure (``domination``).
 - "rdp": the sum of Renyi divergences at one order is at most the value that converts to (epsilon, delta) (Feldman &
   Zrnic 2021). The filter prices every event with a finite divergence at this order.
 
@@ -23,12 +23,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from decimal import ROUND_DOWN, Context
 from functools import cached_property
 
 import numpy as np
 
-from pate_torch.accounting import gdp, rdp
-from pate_torch.accounting.events import GaussianEvent, PrivacyEvent, RdpCurveEvent, split_off_deltas
+from pate_torch.accounting import domination, gdp, rdp
+from pate_torch.accounting.events import (
+    GaussianEvent,
+    PrivacyEvent,
+    RdpCurveEvent,
+    SampledGaussianEvent,
+    split_off_deltas,
+)
 from pate_torch.core import checks
 
 FILTER_KINDS = ("gdp", "rdp")
@@ -137,6 +144,8 @@ class PrivacyFilter:
         if failure_delta > default_reserve:
             default_reserve = delta / 2
         default_filter = make_filter(default_reserve)
+        if kind == "gdp" and any(isinstance(e, SampledGaussianEvent) for e in noise_events):
+            return default_filter  # which DP-SGD needs
         if failure_delta < default_reserve and not default_filter.admits_first(planned_events):
             smallest_reserve_filter = make_filter(failure_delta)
             if smallest_reserve_filter.admits_first(planned_events):
@@ -145,7 +154,7 @@ class PrivacyFilter:
 
     def admits_first(self, planned_events: Iterable[PrivacyEvent]) -> bool:
         """Whether an account with this filter and without releases admits all of these events."""
-        return self.admits(FilterCost(), self.compute_cost(planned_events))
+        return self.admits(FilterCost(), self.compute_cost(self.choose_failures(planned_events, FilterCost())))
 
     @cached_property
     def capacity(self) -> float:
@@ -155,8 +164,24 @@ class PrivacyFilter:
             return gdp.compute_mu(self.epsilon, delta_left) ** 2
         return float((self.epsilon - rdp.compute_conversion_term(self.order, delta_left))[0])
 
+    def choose_failures(self, events: Iterable[PrivacyEvent], past_cost: FilterCost) -> tuple[PrivacyEvent, ...]:
+        """Return the events with a failure probability for each DP-SGD run that needs one and has none.
+
+        A "gdp" filter needs one. All runs together get a quarter of the reserve that ``past_cost`` leaves, rounded down
+        to 3 digits. The choice depends on nothing else, so it is made before a record is seen.
+        """
+        events = tuple(events)
+        new_runs = [e for e in events if isinstance(e, SampledGaussianEvent) and not e.failure_delta]
+        available = (self.delta_reserve - past_cost.delta) / 4 / max(1, sum(e.count for e in new_runs))
+        if self.kind == "rdp" or not new_runs or available <= 0:
+            return events
+        failure_delta = float(Context(prec=3, rounding=ROUND_DOWN).create_decimal(available))
+        return tuple(replace(e, failure_delta=failure_delta) if e in new_runs else e for e in events)
+
     def compute_cost(self, events: Iterable[PrivacyEvent]) -> FilterCost:
         """Compute the cost of these events, or raise ValueError if the filter cannot bound an event."""
+        if self.order is None:
+            events = domination.replace_sampled_gaussians(events)
         noise_events, failure_delta = split_off_deltas(events)
         return FilterCost(math.fsum(e.count * self._compute_event_scalar(e) for e in noise_events), failure_delta)
 
@@ -183,7 +208,10 @@ class PrivacyFilter:
             raise checks.error("event", event, rule)
         mu = gdp.compute_dominating_mu(event)
         if mu is None:
-            fix = "Charge another account, opened with privacy.filter=rdp, which admits every mechanism."
+            fix = (
+                "Charge another account, opened with privacy.filter=rdp, which admits every mechanism. A gdp filter"
+                " covers Gaussian noise, pure differential privacy and, while delta is left in reserve, DP-SGD."
+            )
             raise checks.error("event", event, "cannot be charged to an account with a gdp filter", fix)
         return mu**2
 

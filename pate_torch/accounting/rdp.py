@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pate_torch.accounting.events import (
     PrivacyEvent,
     PureDPEvent,
     RdpCurveEvent,
+    SampledGaussianEvent,
     ZCDPEvent,
     merge_events,
 )
@@ -129,10 +131,13 @@ def _minimize_over_orders(events: Iterable[PrivacyEvent], objective: Callable[[A
     """Minimize a function of orders and divergences over real orders, between the neighbors of the best grid order.
 
     Every order gives a valid bound, so an inexact minimum is valid, too, and only slightly less tight. With tabulated
-    curves only the orders that all tables share count. Without a shared order the minimum is infinite.
+    curves only the orders that all tables share count. Without a shared order the minimum is infinite. With sampled
+    Gaussians, whose quadrature takes long at large orders, only the orders of ``ORDERS`` count.
     """
     merged_events = merge_events(events)
     order_sets = [set(e.orders) for e in merged_events if isinstance(e, RdpCurveEvent)]
+    if not order_sets and any(isinstance(e, SampledGaussianEvent) for e in merged_events):
+        order_sets = [set(ORDERS.tolist())]
     if order_sets:
         a = np.array(sorted(set.intersection(*order_sets)))
         return float(np.min(objective(a, compute_curve(merged_events, a)))) if len(a) else math.inf
@@ -202,6 +207,10 @@ def _evaluate_tabulated_curve(event: RdpCurveEvent, a: Array) -> Array:
     return np.array([rdp_by_order.get(float(order), math.inf) for order in a])
 
 
+def _evaluate_sampled_gaussian_curve(event: SampledGaussianEvent, a: Array) -> Array:
+    return event.steps * np.array(_compute_divergences(event.rate, event.noise_multiplier, tuple(a.tolist())))
+
+
 _CURVE_FUNCTIONS: dict[type[PrivacyEvent], Callable[[Any, Array], Array]] = {
     GaussianEvent: lambda event, a: a * event.mu**2 / 2,
     LaplaceEvent: lambda event, a: compute_laplace_curve(event.ratio, a),
@@ -209,6 +218,7 @@ _CURVE_FUNCTIONS: dict[type[PrivacyEvent], Callable[[Any, Array], Array]] = {
     BoundedRangeEvent: lambda event, a: compute_bounded_range_curve(event.eta, a),
     ZCDPEvent: lambda event, a: a * event.rho,
     RdpCurveEvent: _evaluate_tabulated_curve,
+    SampledGaussianEvent: _evaluate_sampled_gaussian_curve,
     DeltaEvent: lambda event, a: np.zeros_like(a),
 }
 
@@ -220,31 +230,13 @@ _RANGE_STANDARD_DEVIATIONS = 16.0
 1e-57."""
 
 
-def make_sampled_gaussian_event(rate: float, noise_multiplier: float, steps: int) -> RdpCurveEvent:
-    """Make the event of ``steps`` noisy sums over sampled records.
+@lru_cache(maxsize=64)
+def _compute_divergences(q: float, z: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Compute R(a) = ln E_x[v^a] / (a - 1), v = 1 - q + q e^s, s = (2x - 1)/(2 z^2), x ~ N(0, z^2), at each order.
 
-    A record is in a sum with probability ``rate``, and then changes the sum by at most 1. The noise is N(0,
-    noise_multiplier^2). With q the rate and z the noise multiplier,
-    R(a) = ln E_{x ~ N(0, z^2)} [ (1 - q + q e^{(2x - 1)/(2 z^2)})^a ] / (a - 1).
-
-    Guarantee: the curve bounds the divergences of both directions under add_remove at the orders of ``ORDERS``,
-        because the divergence of the reverse direction is smaller (Theorem 5).
-    Source: Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), sections 3.1 and 3.3.
-    """
-    q = checks.between("rate", rate, 0, 1)
-    z = checks.positive("noise_multiplier", noise_multiplier)
-    divergences = _compute_divergences(q, z, ORDERS.tolist()) if q > 0 else [0.0] * len(ORDERS)
-    finite_points = [(a, r) for a, r in zip(ORDERS.tolist(), divergences, strict=True) if math.isfinite(r)]
-    return RdpCurveEvent(
-        orders=tuple(a for a, _ in finite_points),
-        rdp=tuple(r for _, r in finite_points),
-        source="sampled Gaussian, Mironov, Talwar & Zhang 2019",
-        count=steps,
-    )
-
-
-def _compute_divergences(q: float, z: float, orders: list[float]) -> list[float]:
-    """Compute ln(1 + E) / (a - 1), where E is the mean excess of v^a, v = 1 - q + q e^s, s = (2x - 1)/(2 z^2).
+    It bounds one step, in which a record is in the sum with probability q and then changes the sum by at most 1, in
+    both directions under add_remove (Mironov, Talwar & Zhang 2019, Theorem 5). R(a) = ln(1 + E) / (a - 1), where E is
+    the mean excess of v^a.
 
     v has mean 1, so E is the mean of v^a - 1 - a (v - 1) >= 0 (Bernoulli's inequality). With v = e^w and f(t) =
     e^t - 1 - t, the integrand is v [ (a-1) f(-w) + f((a-1) w) ], whose terms are both >= 0. The integral is computed
@@ -265,7 +257,7 @@ def _compute_divergences(q: float, z: float, orders: list[float]) -> list[float]
         )
         log_mean = float(np.logaddexp.reduce(log_weight[grid_slice] + log_excess))
         values.append(float(np.logaddexp(0.0, log_mean)) / order_minus_1)
-    return values
+    return tuple(values)
 
 
 def _compute_log_ratio(q: float, s: Array) -> Array:

@@ -19,7 +19,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -290,10 +289,6 @@ class PrivateMethod(ABC):
     def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> ModelForecast | None:
         """Forecast from the first answers how much better than the class frequencies the model will be."""
         return None
-
-    def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
-        """Return the folder whose ledger is charged."""
-        return root
 
     # ---- private --------------------------------------------------------------------------------------------------
 

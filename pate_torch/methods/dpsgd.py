@@ -1,13 +1,13 @@
 """DP-SGD with Opacus on the private records, at the price of a PATE release or at a target epsilon.
 
-The method uses neither teachers nor public points, apart from normalization constants. The ledger is charged for the
-Renyi curve of the subsampled Gaussian mechanism before the first step.
+The method uses neither teachers nor public points, apart from normalization constants. The account of the data is
+charged for all steps before the first one, as one event (``SampledGaussianEvent``).
 
 Two parts differ from Opacus. ``NoiseSource`` draws the records of a step and the noise of its gradient, because the
 secure mode of Opacus needs torchcsprng, which is not maintained, and a torch generator keeps 32 bits of its seed. The
 sampling rate is batch_size over the *declared* number of records, because the exact number is private under add_remove.
 
-Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (the curve); Yousefpour et al. 2021 (Opacus).
+Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (Renyi divergences); Yousefpour et al. 2021 (Opacus).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -26,15 +25,13 @@ from torch import nn
 from pate_torch import networks
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
-from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.rdp import make_sampled_gaussian_event
+from pate_torch.accounting.events import PrivacyEvent, SampledGaussianEvent
 from pate_torch.core import checks
-from pate_torch.core.progress import Progress, Stages, do_nothing
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod, PrivateMethod
 from pate_torch.privacy.budget import Spending
-from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PublicPool
@@ -64,8 +61,8 @@ class DPSGD(PrivateMethod):
         query: Query strategy of the PATE release. None to use ``privacy.target_epsilon``.
         num_queries: Number of questions of the PATE release.
 
-    Guarantee: the Renyi curve of ``steps`` Poisson-subsampled Gaussian mechanisms, whose rate is batch_size over the
-    declared number of records, under add_remove, for units of one record.
+    Guarantee: that of ``steps`` Poisson-subsampled Gaussian mechanisms, whose rate is batch_size over the declared
+    number of records, under add_remove, for units of one record.
     """
 
     purpose: ClassVar[str] = "model by DP-SGD"
@@ -121,9 +118,7 @@ class DPSGD(PrivateMethod):
             planned_events = self.mechanism.privacy_events(num_queries, min(self.query.rounds, num_queries))
             epsilon = accounting.compute_guarantee(planned_events, delta).epsilon
         rate = self.compute_sampling_rate(facts)
-        multiplier = calibration.calibrate_sigma(
-            lambda sigma: (make_sampled_gaussian_event(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
-        )
+        multiplier = calibration.calibrate_sampled_gaussian(rate, self.steps, epsilon=epsilon, delta=delta)
         return replace(self, noise_multiplier=multiplier)
 
     def compute_batch_size(self, facts: DatasetFacts) -> int:
@@ -151,7 +146,8 @@ class DPSGD(PrivateMethod):
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
         assert self.noise_multiplier is not None, "calibrate comes first"
-        return (make_sampled_gaussian_event(self.compute_sampling_rate(facts), self.noise_multiplier, self.steps),)
+        rate = self.compute_sampling_rate(facts)
+        return (SampledGaussianEvent(rate=rate, noise_multiplier=self.noise_multiplier, steps=self.steps),)
 
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
         return {
@@ -167,26 +163,6 @@ class DPSGD(PrivateMethod):
             "declared_size": facts.spec.nominal_size,
             "sensitivity": {"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
         }
-
-    def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
-        """Return the folder of the data set's account, or another folder if the account's filter excludes DP-SGD."""
-        path, spec = root / "ledger.sqlite", facts.spec
-        if not path.exists():
-            return root
-        with Ledger(path) as opened_ledger:
-            kinds = {account.name: account.filter.kind for account in opened_ledger.list_accounts()}
-        if kinds.get(spec.name) != "gdp":
-            return root
-        reason = "its account adds up mu^2, and this sum cannot bound a subsampled Gaussian mechanism"
-        if not spec.benchmark:
-            fix = "Open another account with another PATE_HOME, and add the two epsilons by hand."
-            raise checks.error("dataset.name", spec.name, reason, fix)
-        folder = root / "dpsgd"
-        stages.print_message(
-            f"{spec.name}: {reason}. This baseline uses another ledger, under {folder}. Its epsilon and the "
-            "epsilon of the PATE releases are two separate guarantees, which do not add up to one."
-        )
-        return folder
 
     def prepare(self, inputs: MethodInputs) -> PreparedDPSGD:
         """PRIVATE. Select one record of each unit, so that one unit changes a sum by one clipped gradient."""

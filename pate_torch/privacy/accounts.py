@@ -194,7 +194,8 @@ class Account:
 
     def admits(self, events: Iterable[PrivacyEvent]) -> bool:
         """Whether a release with these events fits under the cap now."""
-        return not self.is_closed and self.filter.admits(self.total_cost, self.filter.compute_cost(events))
+        cost = self.filter.compute_cost(self.filter.choose_failures(events, self.total_cost))
+        return not self.is_closed and self.filter.admits(self.total_cost, cost)
 
 
 @dataclass(frozen=True, kw_only=True)

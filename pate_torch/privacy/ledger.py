@@ -210,9 +210,10 @@ class Ledger:
             ValueError: ``first_charge_only`` or ``terms`` are violated.
             LedgerError: The charge cannot be written.
         """
-        events = tuple(events)
         checks.boolean("insecure", insecure)
         with self._chain.transaction():
+            state = self.get_account(account)
+            events = state.filter.choose_failures(events, state.total_cost)
             requested_cost = self.check_events(account, events, terms=terms, first_charge_only=first_charge_only)
             reservation = Reservation(id=secrets.token_hex(8), reserved_events=events)
             facts = {
@@ -237,13 +238,13 @@ class Ledger:
         first_charge_only: bool = False,
     ) -> FilterCost:
         """Return the price of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
-        events = tuple(events)
         with self.exclusive_access():
             if terms is not None:
                 self.check_terms(account, **terms)
             state = self.get_account(account)
         if state.is_closed:
             raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+        events = state.filter.choose_failures(events, state.total_cost)
         requested_cost = state.filter.compute_cost(events)
         if first_charge_only and state.has_release:
             raise account_charged_error(state, compute_guarantee(events, state.delta).epsilon)

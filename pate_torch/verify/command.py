@@ -113,7 +113,8 @@ def compute_claim_bounds(claim: Mapping[str, Any], sensitivity: float) -> Epsilo
     if claim["mechanism"] == "laplace":
         event = {"kind": "laplace", "ratio": 1 / noise, "count": claim["steps"]}
     elif claim["mechanism"] == "sampled_gaussian" and claim["sampling_rate"] < 1:
-        event = {"kind": "sampled_gaussian", "rate": claim["sampling_rate"], "noise": noise, "count": claim["steps"]}
+        steps = {"rate": claim["sampling_rate"], "noise_multiplier": noise, "steps": claim["steps"]}
+        event = {"kind": "sampled_gaussian", "count": 1, **steps}
     return compute_bounds([event], claim["delta"])
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpmath import mp, mpf
-
 from pate_torch.verify import prices
 from pate_torch.verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, ReleaseFolder, make_check
 
@@ -76,10 +74,11 @@ def _check_cap(terms: dict[str, Any], events: list[prices.Event]) -> Check:
     Source: Smith & Thakurta 2022 (mu^2 is additive); Feldman & Zrnic 2021 (divergences of one order are additive).
     """
     smooth_events, tolerance = [e for e in events if e["kind"] != "delta"], 1 + RELATIVE_TOLERANCE
-    failure_delta = math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
+    failing_events = events if terms["filter"] == "gdp" else [e for e in events if e["kind"] == "delta"]
+    failure_delta = prices.sum_failures(failing_events)
     delta, cap, epsilon = terms["delta"] - terms["delta_reserve"], terms["budget_epsilon"], 0.0
     if smooth_events and terms["filter"] == "gdp":
-        mu2 = math.fsum(e["count"] * compute_dominating_mu(e) ** 2 for e in smooth_events)
+        mu2 = math.fsum(e["count"] * prices.compute_dominating_mu(e) ** 2 for e in smooth_events)
         epsilon = prices.compute_gaussian_epsilon(math.sqrt(mu2), delta)
     elif smooth_events:
         divergence = prices.compute_divergence(smooth_events, terms["order"])
@@ -87,14 +86,3 @@ def _check_cap(terms: dict[str, Any], events: list[prices.Event]) -> Check:
     is_within_cap = epsilon <= cap * tolerance and failure_delta <= terms["delta_reserve"] * tolerance
     message = f"epsilon {epsilon:.6g} of {cap:.6g} is used, by the account's filter ({terms['filter']})"
     return Check("cap", is_within_cap, message)
-
-
-def compute_dominating_mu(event: prices.Event) -> float:
-    """Compute the smallest mu for which mu-GDP dominates the event: both trade-off curves touch.
-
-    Source: Dong, Roth & Su 2022.
-    """
-    if event["kind"] == "gaussian":
-        return float(event["mu"])
-    with mp.workdps(50):
-        return float(2 * mp.sqrt(2) * mp.erfinv(mp.tanh(mpf(prices.get_max_loss(event)) / 2)))

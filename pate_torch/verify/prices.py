@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from mpmath import mp, mpf
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 Event = Mapping[str, Any]
 PURE_KINDS = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
@@ -36,7 +36,7 @@ class EpsilonBounds:
 
 def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
     """Bound the smallest epsilon for which these non-adaptive events are (epsilon, delta)-DP."""
-    rest = delta - math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
+    rest = delta - sum_failures([e for e in events if e["kind"] == "delta"])
     losses = [e for e in events if e["kind"] != "delta" and e["count"]]
     kinds = {e["kind"] for e in losses}
     pure_epsilon = math.fsum(e["count"] * get_max_loss(e) for e in losses)  # Dwork et al. 2006: epsilons add up
@@ -60,7 +60,29 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
         low = max(low, lower)
         if len(losses) == 1:
             high, derivation = min(high, upper), "Renyi, and the privacy loss distribution of dp-accounting"
+        elif kinds <= {"gaussian", "sampled_gaussian"} and 0 < (left := rest - sum_failures(losses)) < rest:
+            mu2 = math.fsum(e["count"] * compute_dominating_mu(e) ** 2 for e in losses)
+            high, derivation = min(high, compute_gaussian_epsilon(math.sqrt(mu2), left)), "a Gaussian above DP-SGD"
     return EpsilonBounds(low, high, derivation)
+
+
+def sum_failures(events: Sequence[Event]) -> float:
+    """Sum the probabilities of failures, also those at which a Gaussian mechanism dominates DP-SGD."""
+    return math.fsum(e["count"] * e.get("delta", e.get("failure_delta", 0)) for e in events)
+
+
+def compute_dominating_mu(event: Event) -> float:
+    """Compute the smallest mu for which mu-GDP dominates the event, DP-SGD up to its failure probability.
+
+    Source: Dong, Roth & Su 2022.
+    """
+    if event["kind"] == "gaussian":
+        return float(event["mu"])
+    if event["kind"] == "sampled_gaussian":
+        scales = (event[key] for key in ("rate", "noise_multiplier", "steps", "failure_delta"))
+        return _compute_sampled_mu(*scales) if event["failure_delta"] else 1e6  # more than any cap admits
+    with mp.workdps(50):
+        return float(2 * mp.sqrt(2) * mp.erfinv(mp.tanh(mpf(get_max_loss(event)) / 2)))
 
 
 def get_max_loss(event: Event) -> float:
@@ -118,13 +140,13 @@ def _compute_pure_divergence(e: Event, a: mpf) -> mpf:
 
 
 def compute_sampled_divergence(e: Event, a: float) -> float:
-    """Compute the Renyi divergence of order a of the sampled Gaussian by a sum over a grid.
+    """Compute the Renyi divergence of order a of one step of the sampled Gaussian by a sum over a grid.
 
     Source: Mironov, Talwar & Zhang 2019, section 3.3.
     """
-    q, z = e["rate"], e["noise"]
-    if e["count"] > MAX_STEPS or z < 0.3:
-        raise ValueError(f"sampled Gaussian with {e['count']} steps, noise multiplier {z:g}: the check {LIMITS_TEXT}")
+    q, z = e["rate"], e["noise_multiplier"]
+    if e["steps"] > MAX_STEPS or z < 0.3:
+        raise ValueError(f"sampled Gaussian with {e['steps']} steps, noise multiplier {z:g}: the check {LIMITS_TEXT}")
     x = np.arange(-40 * z, a + 40 * z, min(z, z * z) / 16)
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * z * z))
     density = -(x**2) / (2 * z * z) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
@@ -138,7 +160,7 @@ _DIVERGENCES: dict[str, Callable[[Any, Any], Any]] = {
     "bounded_range": lambda e, a: min(mpf(e["eta"]), a * mpf(e["eta"]) ** 2 / 8),  # Cesar & Rogers 2021, Lemma 3.2
     "zcdp": lambda e, a: a * mpf(e["rho"]),  # Bun & Steinke 2016, Definition 1.1
     "rdp_curve": lambda e, a: mpf(dict(zip(e["orders"], e["rdp"], strict=True)).get(float(a), math.inf)),
-    "sampled_gaussian": lambda e, a: mpf(compute_sampled_divergence(e, float(a))),
+    "sampled_gaussian": lambda e, a: e["steps"] * mpf(compute_sampled_divergence(e, float(a))),
 }
 
 
@@ -191,14 +213,32 @@ def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
 
 def compute_sampled_bounds(e: Event, delta: float) -> tuple[float, float]:
     """Bound epsilon of the sampled Gaussian by the privacy loss distributions of dp-accounting."""
+    scales = (e["rate"], e["noise_multiplier"], e["count"] * e["steps"])
+    slack = 1e-14 * e["count"] * e["steps"]  # largest error of delta by so many convolutions
+    low = _compose_steps(*scales, pessimistic=False).get_epsilon_for_delta(delta + slack)
+    if delta <= slack:
+        return low, math.inf
+    return low, _compose_steps(*scales, pessimistic=True).get_epsilon_for_delta(delta - slack)
+
+
+@functools.lru_cache(maxsize=8)
+def _compose_steps(rate: float, noise: float, steps: int, *, pessimistic: bool) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    step = max(1e-5, min(_GRID_STEP / 5, 0.05 / e["count"]))  # rounding changes each loss by at most half a step
-    slack = 1e-14 * e["count"]  # largest error of delta by so many convolutions
+    step = max(1e-5, min(_GRID_STEP / 5, 0.05 / steps))  # rounding changes each loss by at most half a step
+    options = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": rate}
+    return library.from_gaussian_mechanism(noise, value_discretization_interval=step, **options).self_compose(steps)
 
-    def compute_epsilon(pessimistic: bool, target_delta: float) -> float:
-        options = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": e["rate"]}
-        distribution = library.from_gaussian_mechanism(e["noise"], value_discretization_interval=step, **options)
-        return float(distribution.self_compose(e["count"]).get_epsilon_for_delta(target_delta))
 
-    return compute_epsilon(False, delta + slack), compute_epsilon(True, delta - slack) if delta > slack else math.inf
+@functools.cache
+def _compute_sampled_mu(rate: float, noise: float, steps: int, failure_delta: float) -> float:
+    """Compute the largest mu over a grid of e with delta_mu(e) = (delta(e) - failure_delta) / (1 - failure_delta)."""
+    distribution = _compose_steps(rate, noise, steps, pessimistic=True)
+    grid = np.linspace(0, distribution.get_epsilon_for_delta(failure_delta), 2000)
+    target = (distribution.get_delta_for_epsilon(grid) - failure_delta) / (1 - failure_delta)
+    low, high = np.full_like(grid, -16.0), np.full_like(grid, 8.0)  # logarithms of mu
+    for _ in range(60):
+        mu = np.exp((low + high) / 2)
+        is_below = ndtr(mu / 2 - grid / mu) - np.exp(grid + log_ndtr(-mu / 2 - grid / mu)) < target
+        low, high = np.where(is_below, np.log(mu), low), np.where(is_below, high, np.log(mu))
+    return float(np.exp(high.max()))

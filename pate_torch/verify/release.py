@@ -8,7 +8,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds, compute_sampled_divergence
+from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds
 
 RELATIVE_TOLERANCE = 1e-9  # rounding of sums and roots
 LOOSE_FACTOR = 1.01
@@ -303,22 +303,18 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
             return [make_gaussian(sensitivity, sigma, steps * (rounds - 1)), last] if sigma else [last]
         case "dpsgd":
             rate, noise = parameters["sampling_rate"], parameters["noise_multiplier"]
-            return [make_event("sampled_gaussian", parameters["steps"], rate=rate, noise=noise)]
+            return [make_event("sampled_gaussian", 1, rate=rate, noise_multiplier=noise, steps=parameters["steps"])]
     return None
 
 
 def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
     """Return whether the events include as many events of this kind and scale as all costs together require."""
-    if cost["kind"] == "sampled_gaussian":
-        curves = [e for e in events if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]
-        divergence_by_order = {a: compute_sampled_divergence(cost, a) for e in curves for a in e["orders"]}
-        pairs = [zip(e["orders"], e["rdp"], strict=True) for e in curves]
-        return any(all(r >= divergence_by_order[a] * (1 - 1e-6) for a, r in curve) for curve in pairs)
-    (scale,) = cost.keys() - {"kind", "count"}
 
     def count_equal(group: list[Event]) -> int:
-        equal_events = (e for e in group if e["kind"] == cost["kind"])
-        return sum(e["count"] for e in equal_events if math.isclose(e[scale], cost[scale], rel_tol=RELATIVE_TOLERANCE))
+        equal_events = [e for e in group if e["kind"] == cost["kind"]]
+        for s in cost.keys() - {"kind", "count"}:
+            equal_events = [e for e in equal_events if math.isclose(e[s], cost[s], rel_tol=RELATIVE_TOLERANCE)]
+        return sum(e["count"] for e in equal_events)
 
     return count_equal(events) >= count_equal(costs)
 
@@ -338,8 +334,7 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
         return
     terms, others = (guarantee["delta"], account["account_cap"]), statement["other_releases"]
     own_events, other_events = ([e for part in parts for e in part["events"]] for parts in (folder.parts, others))
-    costs = list_required_events(folder) or []
-    yield _check_claim("guarantee", guarantee["epsilon"], guarantee["route"], own_events, *terms, costs)
+    yield _check_claim("guarantee", guarantee["epsilon"], guarantee["route"], own_events, *terms)
     for part in (*folder.parts, *others):
         if part["epsilon"] is not None:
             check = _check_claim("part", part["epsilon"], part["route"], part["events"], *terms)
@@ -357,21 +352,19 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
     yield check
 
 
-def _check_claim(
-    name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float, costs: Sequence[Event] = ()
-) -> Check:
-    """Compare an epsilon with the cost of its events. A sampled Gaussian in ``costs`` replaces the Renyi curves."""
-    exact = [e for e in costs if e["kind"] == "sampled_gaussian"]
-    bounds = compute_bounds([*exact, *(e for e in events if not exact or e["kind"] != "rdp_curve")], delta)
+def _check_claim(name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float) -> Check:
+    """Compare an epsilon with the cost of its events."""
+    bounds = compute_bounds(events, delta)
     if route == "cap":  # total of many releases, bounded by the filter
         is_ok = name == "account" and epsilon == cap and epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE)
         result = "not checked without the ledger (--ledger)" if is_ok else "the account's filter would refuse them"
         message = f"the account's cap, {epsilon:.6g}, for events that cost at least {bounds.low:.6g}: {result}"
         return Check(name, is_ok, message, is_checked=False)
     kinds = {e["kind"] for e in events} - {"delta"}
-    is_consistent = kinds <= {"pure": {*PURE_KINDS}, "pld": {*PURE_KINDS, "gaussian"}}.get(route or "", kinds)
-    is_consistent &= (route == "gdp") == (kinds == {"gaussian"}) and (route in ("none", "delta")) == (not kinds)
-    is_consistent &= (route == "delta") == (bool(events) and not kinds)
+    gaussian_kinds = {"gaussian", "sampled_gaussian"}
+    is_consistent = kinds <= {"pure": {*PURE_KINDS}, "pld": {*PURE_KINDS, *gaussian_kinds}}.get(route or "", kinds)
+    is_consistent &= kinds <= gaussian_kinds if route == "gdp" else kinds != {"gaussian"}
+    is_consistent &= (route in ("none", "delta")) == (not kinds) and (route == "delta") == (bool(events) and not kinds)
     fault = "" if is_consistent else f"; the route {route} does not apply to {', '.join(sorted(kinds))}"
     return check_epsilon(name, epsilon, bounds, fault)
 

@@ -1,10 +1,11 @@
 """Privacy filters: the kind that a plan needs, full capacity, costs and refusals."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from pate_torch.accounting import gdp, rdp
+from pate_torch.accounting import domination, gdp, rdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.calibration import calibrate_sigma
 from pate_torch.accounting.events import (
@@ -14,6 +15,7 @@ from pate_torch.accounting.events import (
     LaplaceEvent,
     PureDPEvent,
     RdpCurveEvent,
+    SampledGaussianEvent,
     ZCDPEvent,
 )
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
@@ -168,3 +170,59 @@ def test_a_cap_too_small_for_renyi_is_said():
         filter_of(ZCDPEvent(rho=0.1), epsilon=0.1, delta=1e-300)
     with pytest.raises(ValueError):
         FilterCost(math.nan)
+
+
+# ---- DP-SGD
+
+RUN = SampledGaussianEvent(rate=0.05, noise_multiplier=4.0, steps=20)
+
+
+def gdp_filter(reserve=1e-6, epsilon=2.0):
+    return PrivacyFilter(kind="gdp", epsilon=epsilon, delta=1e-5, delta_reserve=reserve)
+
+
+def test_a_gdp_filter_charges_dp_sgd_as_a_gaussian_and_a_failure():
+    account = gdp_filter()
+    (run,) = account.choose_failures([RUN], FilterCost())
+    assert run == replace(RUN, failure_delta=run.failure_delta) and 2.49e-7 <= run.failure_delta <= 2.5e-7
+    mu = domination.compute_dominating_gaussian(RUN, run.failure_delta)
+    assert account.compute_cost([run]) == FilterCost(mu**2, run.failure_delta)
+    cost = account.compute_cost([GaussianEvent(mu=0.1, count=9), replace(run, count=2), DeltaEvent(delta=1e-8)])
+    assert cost.scalar == pytest.approx(0.09 + 2 * mu**2, rel=1e-12)
+    assert cost.delta == pytest.approx(2 * run.failure_delta + 1e-8, rel=1e-12)
+    assert account.admits(FilterCost(), cost)
+
+
+def test_all_runs_together_get_a_quarter_of_what_is_left_rounded_down():
+    account, other = gdp_filter(), replace(RUN, steps=21)
+    first, gaussian, second = account.choose_failures(
+        [replace(RUN, count=2), GaussianEvent(mu=0.1), other], FilterCost(0.1, 3e-7)
+    )
+    assert gaussian == GaussianEvent(mu=0.1) and first.failure_delta == second.failure_delta
+    assert first.failure_delta == 5.83e-8 <= 7e-7 / 4 / 3 < 5.84e-8
+    assert account.choose_failures([first], FilterCost()) == (first,)  # a chosen one stays
+    total = FilterCost()
+    for _ in range(40):  # the reserve is never spent by these runs alone
+        total = FilterCost.from_sum([total, account.compute_cost(account.choose_failures([RUN], total)[:1])])
+        assert total.delta < account.delta_reserve
+        if total.delta > 9e-7:
+            break
+
+
+def test_without_a_reserve_the_error_names_the_kind_of_account():
+    full = FilterCost(0.1, 1e-6)
+    for account, past in ((gdp_filter(0.0), FilterCost()), (gdp_filter(), full)):
+        assert account.choose_failures([RUN], past) == (RUN,)
+        with pytest.raises(ValueError, match=r"sampled|SampledGaussian.*filter=rdp.*delta is left in reserve"):
+            account.compute_cost([RUN])
+    with pytest.raises(ValueError, match=r"no Gaussian mechanism is known.*filter=rdp"):
+        gdp_filter().compute_cost([replace(RUN, rate=1.0, noise_multiplier=0.1, steps=1000, failure_delta=1e-7)])
+
+
+def test_an_rdp_filter_charges_dp_sgd_at_its_order_without_a_failure():
+    account = filter_of(RUN)
+    assert account.kind == "rdp" and account.order in rdp.ORDERS
+    assert account.choose_failures([RUN], FilterCost()) == (RUN,)
+    (divergence,) = rdp.compute_curve([RUN], account.order)
+    cost = account.compute_cost([replace(RUN, count=3)])
+    assert cost.scalar == pytest.approx(3 * divergence, rel=1e-12) and cost.delta == 0

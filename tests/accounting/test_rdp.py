@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
 from pate_torch.accounting import rdp
-from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, RdpCurveEvent, ZCDPEvent
+from pate_torch.accounting.events import (
+    DeltaEvent,
+    GaussianEvent,
+    PrivacyEvent,
+    RdpCurveEvent,
+    SampledGaussianEvent,
+    ZCDPEvent,
+)
 from tests.accounting.data_dependent.exact_divergences import move_one_vote
 
 mp.mp.dps = 60
@@ -189,10 +196,10 @@ def test_what_is_no_curve_and_no_delta_is_refused(words, orders, values, delta):
         rdp.to_epsilon(orders, values, delta)
 
 
-@pytest.mark.parametrize(("rate", "multiplier"), [(-0.1, 1.0), (1.1, 1.0), (0.1, 0.0)])
+@pytest.mark.parametrize(("rate", "multiplier"), [(-0.1, 1.0), (0.0, 1.0), (1.1, 1.0), (0.1, 0.0)])
 def test_what_is_no_sampled_gaussian_is_refused(rate, multiplier):
     with pytest.raises(ValueError, match=r"rate|noise_multiplier"):
-        rdp.make_sampled_gaussian_event(rate, multiplier, 1)
+        SampledGaussianEvent(rate=rate, noise_multiplier=multiplier, steps=1)
 
 
 def test_renyi_oracles():
@@ -207,7 +214,7 @@ CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]
 
 
 def _divergence(q, z, order):
-    return rdp._compute_divergences(q, z, [order])[0]
+    return rdp._compute_divergences(q, z, (order,))[0]
 
 
 def by_mpmath(q, z, order, reverse=False):
@@ -267,7 +274,7 @@ def test_tiny_rates_keep_their_relative_precision(z):
     """Down to a moment of 1 + 1e-21; by the exact sum."""
     for q in (1e-8, 1e-6, 1e-4, 0.01, 0.2, 0.5):
         orders = [2, 3, 8, 64, 600]
-        found = rdp._compute_divergences(q, z, [float(a) for a in orders])
+        found = rdp._compute_divergences(q, z, tuple(float(a) for a in orders))
         true = [by_the_binomial(q, z, a) for a in orders]
         assert max(abs(ours / value - 1) for ours, value in zip(found, true, strict=True)) < 1e-12
 
@@ -290,17 +297,24 @@ def test_opacus_agrees_at_all_orders_and_google_at_whole_ones(q, z):
     np.testing.assert_allclose([_divergence(q, z, order) for order in whole], accountant._rdp, rtol=1e-9)
 
 
-def test_whole_batches_are_the_plain_gaussian_and_empty_ones_nothing():
-    curve = rdp.make_sampled_gaussian_event(1.0, 3.0, 7)
-    np.testing.assert_allclose(curve.rdp, np.array(curve.orders) / (2 * 3.0**2), rtol=1e-9)
-    assert curve.count == 7
-    assert set(rdp.make_sampled_gaussian_event(0.0, 3.0, 7).rdp) == {0.0}
+def test_whole_batches_are_the_plain_gaussian():
+    curve = rdp.compute_curve([SampledGaussianEvent(rate=1.0, noise_multiplier=3.0, steps=7, count=2)])
+    np.testing.assert_allclose(curve, 14 * rdp.ORDERS / (2 * 3.0**2), rtol=1e-9)
+
+
+def test_the_epsilon_is_that_of_the_best_order_of_the_grid_also_beside_a_table():
+    run = SampledGaussianEvent(rate=0.01, noise_multiplier=1.0, steps=1000)
+    value = rdp.compute_epsilon([run], 1e-5)
+    assert value == rdp.to_epsilon(rdp.ORDERS, rdp.compute_curve([run]), 1e-5) == pytest.approx(2.101, abs=1e-3)
+    table = RdpCurveEvent(orders=(3.0, 11.0), rdp=(0.0, 0.0), source="test")
+    both = rdp.to_epsilon([3.0, 11.0], 1000 * np.array([_divergence(0.01, 1.0, a) for a in (3.0, 11.0)]), 1e-5)
+    assert rdp.compute_epsilon([run, table], 1e-5) == pytest.approx(both, rel=1e-12)
 
 
 def test_it_composes_to_the_epsilon_of_a_library():
     """At the best whole order of Google's accountant; ours may pick one in between, and gain less than 1 %."""
     accountant = google.RdpAccountant(orders=list(range(2, 64)))
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(2.0)), 50)
-    ours = rdp.compute_epsilon([rdp.make_sampled_gaussian_event(0.2, 2.0, 50)], 1e-5)
+    ours = rdp.compute_epsilon([SampledGaussianEvent(rate=0.2, noise_multiplier=2.0, steps=50)], 1e-5)
     theirs = accountant.get_epsilon(1e-5)
     assert 0.99 * theirs < ours <= theirs * 1.002

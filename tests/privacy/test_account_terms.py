@@ -393,7 +393,7 @@ def reserved(home) -> int:
 @pytest.mark.parametrize("route", COMMANDS)
 def test_no_route_charges_without_a_lock_of_its_folder(tmp_path, monkeypatch, nothing_runs, route, lock):
     """``held``: another run writes there. ``missing``: the disk knows no locks."""
-    if route != "dpsgd":  # the account of a run before could not bound it
+    if route != "dpsgd":  # the account of a run before has no delta in reserve
         pipeline.run(plan(tmp_path, "before"))
     charged = reserved(tmp_path)
     nothing_runs()

@@ -6,7 +6,7 @@ import math
 import pytest
 from mpmath import mp, mpf
 
-from pate_torch.accounting import gdp
+from pate_torch.accounting import domination, gdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import (
     BoundedRangeEvent,
@@ -15,12 +15,18 @@ from pate_torch.accounting.events import (
     LaplaceEvent,
     PureDPEvent,
     RdpCurveEvent,
+    SampledGaussianEvent,
     ZCDPEvent,
     to_json,
 )
-from pate_torch.accounting.rdp import make_sampled_gaussian_event
-from pate_torch.verify.ledger import compute_dominating_mu
-from pate_torch.verify.prices import EpsilonBounds, compute_bounds, compute_gaussian_epsilon, compute_sampled_divergence
+from pate_torch.accounting.rdp import ORDERS, compute_curve, compute_epsilon
+from pate_torch.verify.prices import (
+    EpsilonBounds,
+    compute_bounds,
+    compute_dominating_mu,
+    compute_gaussian_epsilon,
+    compute_sampled_divergence,
+)
 from pate_torch.verify.release import check_epsilon
 
 
@@ -113,12 +119,29 @@ def test_half_of_a_bounded_range_as_randomized_response_is_a_lower_bound():
 @pytest.mark.parametrize(
     "rate,noise,steps", [pytest.param(0.01, 1.1, 200, marks=pytest.mark.slow(reason="200 convolutions")), (0.3, 2.0, 5)]
 )
-def test_the_sampled_gaussian_is_bounded_by_another_library_and_the_run_s_curve_is_above_ours(rate, noise, steps):
-    event = {"kind": "sampled_gaussian", "rate": rate, "noise": noise, "count": steps}
-    found, curve = compute_bounds([event], 1e-5), make_sampled_gaussian_event(rate, noise, steps)
-    assert found.low < found.high < compute_guarantee((curve,), 1e-5).epsilon < 1.6 * found.low
-    for order, value in zip(curve.orders[::8], curve.rdp[::8], strict=True):
-        assert compute_sampled_divergence(event, order) == pytest.approx(value, rel=1e-7, abs=1e-15)
+def test_the_sampled_gaussian_is_bounded_by_another_library_and_our_renyi_price_is_above(rate, noise, steps):
+    run = SampledGaussianEvent(rate=rate, noise_multiplier=noise, steps=steps)
+    (event,) = json.loads(to_json([run]))
+    found = compute_bounds([event], 1e-5)
+    assert found.low < found.high < compute_epsilon([run], 1e-5) < 1.6 * found.low
+    assert found.low < compute_guarantee((run,), 1e-5).epsilon < found.high * 1.001
+    for order, value in zip(ORDERS[::8], compute_curve([run], ORDERS[::8]), strict=True):
+        assert steps * compute_sampled_divergence(event, float(order)) == pytest.approx(value, rel=1e-7, abs=1e-15)
+
+
+def test_dp_sgd_beside_gaussian_answers_is_priced_by_the_gaussian_that_dominates_it():
+    run = SampledGaussianEvent(rate=0.3, noise_multiplier=2.0, steps=5, failure_delta=2.5e-7)
+    events = (GaussianEvent(mu=0.3), run)
+    guarantee, found = compute_guarantee(events, 1e-5), priced(*events)
+    assert guarantee.route == "gdp" and found.derivation.startswith("a Gaussian")
+    assert (
+        check_epsilon("x", guarantee.epsilon, found).is_ok and not check_epsilon("x", guarantee.epsilon, found).is_loose
+    )
+    assert found.high <= guarantee.epsilon < found.high * 1.001
+    (event,) = json.loads(to_json([run]))
+    ours, theirs = domination.compute_dominating_gaussian(run, 2.5e-7), compute_dominating_mu(event)
+    assert theirs <= ours < theirs * (1 + 3e-4)
+    assert compute_dominating_mu({**event, "failure_delta": 0}) > 1e5
 
 
 def test_a_dominating_gaussian_touches_the_pure_event():

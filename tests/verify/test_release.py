@@ -116,12 +116,11 @@ def test_records_that_answer_pass(words, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow(reason="trains a model by DP-SGD")
-def test_a_model_by_dp_sgd_passes_and_its_renyi_price_is_called_loose(tmp_path, monkeypatch):
+def test_a_model_by_dp_sgd_passes(tmp_path, monkeypatch):
     words = ("experiment=dpsgd_baseline", "method.steps=5", "method.network=logistic", "method.batch_size=20")
     words += ("privacy.target_epsilon=1", "dataset.private=120", "dataset.public=40", "dataset.test=20", "quiet=true")
     assert train(tmp_path, *words, monkeypatch=monkeypatch, base=[]).code == 0
-    found = said(release_of(tmp_path))
-    assert {name for name, mark in found.items() if mark != "ok"} == {"guarantee"} and found["guarantee"] == "loose"
+    assert set(said(release_of(tmp_path)).values()) == {"ok"}
 
 
 # ---- lies
