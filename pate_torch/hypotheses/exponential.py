@@ -45,6 +45,39 @@ class ChosenHypothesis:
     events: tuple[PrivacyEvent, ...]
 
 
+# ---- Accuracy at a given number of records ---------------------------------------------------------------------------
+
+
+def compute_excess_risk(n: int, num_candidates: int, epsilon: float, failures: tuple[float, float, float]) -> float:
+    """Bound the risk of the drawn h, P(h) ~ exp(-epsilon errors(h)/2), above that of the best candidate h*.
+
+    Let R be the risk on a new record, and r the share of errors on n independent records. Except with probability b, b1
+    and b2 (``failures``), r(h) <= min r + 2 ln(M/b)/(epsilon n), R(h) <= r(h) + sqrt(ln(M/b1)/(2n)) for all M
+    candidates, and r(h*) <= R(h*) + sqrt(ln(1/b2)/(2n)) (Hoeffding). Their sum bounds R(h) - R(h*).
+    """
+    log_draw, log_all = (math.log(num_candidates / failure) for failure in failures[:2])
+    deviations = math.sqrt(log_all / (2 * n)) + math.sqrt(-math.log(failures[2]) / (2 * n))
+    return min(1.0, 2 * log_draw / (epsilon * n) + deviations) if num_candidates > 1 else 0.0
+
+
+def certify(n: int, num_candidates: int, epsilon: float, failure: float, num_problems: int = 1) -> dict[str, Any]:
+    """Make the certificate of the hypotheses of all problems, in words and numbers that may be published.
+
+    The candidates must not depend on the records. ``epsilon`` is that of one problem. Each problem has an equal share
+    of the failure probability, of which each term of ``compute_excess_risk`` has a third.
+    """
+    excess = compute_excess_risk(n, num_candidates, epsilon, (failure / num_problems / 3,) * 3)
+    subject = "the released rule" if num_problems == 1 else "each rule for one class against the rest"
+    words = (
+        f"With probability {1 - failure:g}, {subject} errs on at most {math.ceil(1000 * excess) / 10:g} % more of new "
+        f"records than the best candidate, which is the one of {num_candidates:,} rules, all determined by public "
+        f"points, that errs least on new records. This holds for n = {n:,} private records that are independent draws "
+        "from the population of the new ones."
+    )
+    facts = {"excess_risk": excess, "probability": 1 - failure, "num_records": n, "num_candidates": num_candidates}
+    return {"certificate": words, **facts}
+
+
 # ---- Listed hypotheses -----------------------------------------------------------------------------------------------
 
 

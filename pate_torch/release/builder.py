@@ -57,13 +57,15 @@ def build_report(
     seconds: Mapping[str, float],
     owner: OwnerFacts,
     chosen_by: str | None,
+    model: Mapping[str, Any],
     baselines: tuple[Accuracy, ...] = (),
     includes_encoder: bool = False,
 ) -> ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
     ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
-    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time.
+    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time. ``model``
+    is the method's description of the released model.
     """
     release, record = written.release if isinstance(written.release, Release) else None, written.record
     claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
@@ -83,6 +85,7 @@ def build_report(
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
+            model=model,
             owner=owner,
             chosen_by=chosen_by,
             seconds={stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)},
