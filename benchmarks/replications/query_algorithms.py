@@ -244,7 +244,7 @@ def _learn_unv_priv_cl(p: Problem, budget: NoiseProvider, delta: float) -> Any:
 
 def _learn_df18(p: Problem, budget: NoiseProvider, delta: float) -> Any:
     c, x_Q = p.options, p.select_points(20)
-    options: dict[str, Any] = {"epsilon": c.epsilon / len(x_Q), "alpha": c.alpha, "budget": budget}
+    options: dict[str, Any] = {"epsilon": p.compute_answer_epsilon(len(x_Q)), "alpha": c.alpha, "budget": budget}
     return fit_answers(p, x_Q, run_df18_vote(p.hypotheses, p.sample, x_Q, **options))
 
 

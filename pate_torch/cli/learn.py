@@ -95,18 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if config.method.noise != "torch":
             problem = "must be torch, because these algorithms draw continuous noise"
             raise checks.error("noise", config.method.noise, problem, "Omit noise.")
-        method = HypothesisMethod(
-            algorithm_name=parsed.algorithm,
-            options=options,
-            delta=config.privacy.delta,
-            seed=config.seed,
-            below_guarantee=parsed.below_guarantee,
-        )
-        if parsed.sweep is None:
-            run(dataclasses.replace(config, method=method))
-        else:
-            key, _, text = parsed.sweep.partition("=")
-            values = [int(word) if key == "n" else float(word) for word in text.split(",")]
-            write_sweep(run_sweep(config, method, key, values, parsed.repeats), parsed.output)
+        method = HypothesisMethod(algorithm_name=parsed.algorithm, options=options, delta=config.privacy.delta)
+        method = dataclasses.replace(method, seed=config.seed, below_guarantee=parsed.below_guarantee)
+        if parsed.sweep is not None:
+            return write_sweep(run_sweep(config, method, parsed.sweep, parsed.repeats), parsed.output)
+        run(dataclasses.replace(config, method=method))
 
     return run_or_refuse(learn)

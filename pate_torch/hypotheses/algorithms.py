@@ -7,7 +7,6 @@ labels, which is post-processing.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -85,8 +84,7 @@ class Problem:
 
     def compute_answer_epsilon(self, num_answers: int) -> float:
         """Compute the largest epsilon of one answer, for which ``num_answers`` in each problem cost all of epsilon."""
-        total_epsilon = self.options.epsilon * self.num_problems
-        return _compute_answer_epsilon(num_answers * self.num_problems, total_epsilon, self.delta)
+        return _solve_epsilon(num_answers * self.num_problems, self.options.epsilon * self.num_problems, self.delta)
 
     def select_points(self, default: int) -> Floats:
         """Select the first ``options.points`` public points, or the first ``default`` points if the option is None."""
@@ -119,11 +117,8 @@ def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
 
 
 @functools.lru_cache(maxsize=64)
-def _compute_answer_epsilon(num_answers: int, epsilon: float, delta: float) -> float:
-    def make_events(scale: float) -> tuple[PrivacyEvent, ...]:
-        return (PureDPEvent(epsilon=1 / scale, count=num_answers),)
-
-    return 1 / calibrate_sigma(make_events, epsilon=epsilon, delta=delta)
+def _solve_epsilon(num_answers: int, epsilon: float, delta: float) -> float:
+    return 1 / calibrate_sigma(lambda s: [PureDPEvent(epsilon=1 / s, count=num_answers)], epsilon=epsilon, delta=delta)
 
 
 def make_problems(
@@ -184,11 +179,9 @@ class Algorithm:
     Attributes:
         learn: Function of a problem and a noise provider that charges the provider and returns a hypothesis.
         compute_size: Function of the options and the VC dimension (for a linear model the number of parameters) that
-            returns the number of records that the theorem needs, and the promise of the theorem. If there is a list of
-            candidates, their number may follow.
+            returns the n that the theorem needs, and its promise. A third argument is the number of listed candidates.
         description: Source and method in words.
-        list_candidates: Function that lists the candidates of the exponential mechanism, which depend on public points
-            alone. None if the algorithm has no such list.
+        list_candidates: Function that lists the candidates of a problem, which public points determine, or None.
         is_linear: Whether the hypothesis is a parameter vector of a linear model.
     """
 
@@ -199,14 +192,12 @@ class Algorithm:
     is_linear: bool = False
 
     def certify(self, p: Problem) -> dict[str, Any]:
-        """Make the certificate of ``exponential.certify`` and the theorem's own n. Empty without listed candidates."""
+        """Make the certificate of ``exponential.certify``. Empty if no candidates are listed."""
         if self.list_candidates is None:
             return {}
-        n, c, num_candidates = p.sample.n, p.options, len(self.list_candidates(p))
-        facts = exponential.certify(n, num_candidates, c.epsilon, c.beta, p.num_problems)
-        size, promise = self.compute_size(c, p.hypotheses.vc_dimension, num_candidates)
-        facts["certificate"] += f" The theorem needs n >= {math.ceil(size):,} for its own promise ({promise})."
-        return facts | {"theorem_num_records": math.ceil(size)}
+        c, num_candidates = p.options, len(self.list_candidates(p))
+        theorem = self.compute_size(c, p.hypotheses.vc_dimension, num_candidates)
+        return exponential.certify(p.sample.n, num_candidates, c.epsilon, c.beta, p.num_problems, theorem)
 
 
 def _select_options(p: Problem, *names: str) -> dict[str, Any]:
@@ -218,7 +209,7 @@ def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
     return exponential.run_sspp(p.hypotheses, p.sample, p.select_points(1000), **options, budget=budget).hypothesis
 
 
-def _list_dichotomies(p: Problem) -> Sequence[Any]:
+def _list_labelings(p: Problem) -> Sequence[Any]:
     return p.hypotheses.enumerate_representatives(p.select_points(1000))
 
 
@@ -234,7 +225,10 @@ def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
     return exponential.run_exponential_mechanism(p.hypotheses, candidates, p.sample, **options).hypothesis
 
 
-def _compute_exponential_size(c: LearnOptions, d: int, num_candidates: int | None = None) -> tuple[float, str]:
+_list_grid = Problem.make_quantile_hypotheses
+
+
+def _compute_finite_size(c: LearnOptions, d: int, num_candidates: int | None = None) -> tuple[float, str]:
     num_candidates = num_candidates or 2 * c.cuts
     n = exponential.compute_finite_size(num_candidates, epsilon=c.epsilon, alpha=c.alpha)
     return n, f"expected excess error {c.alpha:g} on the records, {num_candidates:,} hypotheses"
@@ -265,18 +259,9 @@ def _compute_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 
 ALGORITHMS = {
-    "sspp": Algorithm(
-        _learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: labelings of public points", _list_dichotomies
-    ),
-    "exponential": Algorithm(
-        _learn_exponential,
-        _compute_exponential_size,
-        "WLF16 Algorithm 1: finite classes",
-        Problem.make_quantile_hypotheses,
-    ),
-    "convex": Algorithm(
-        _learn_convex, _compute_convex_size, "WLF16 Proposition 19: logistic regression", is_linear=True
-    ),
+    "sspp": Algorithm(_learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: labelings of public points", _list_labelings),
+    "exponential": Algorithm(_learn_exponential, _compute_finite_size, "WLF16 Algorithm 1: finite classes", _list_grid),
+    "convex": Algorithm(_learn_convex, _compute_convex_size, "WLF16 Proposition 19: logistic regression", None, True),
     "private-prediction": Algorithm(_learn_prediction, _compute_prediction_size, "DF20 Corollary 1: noisy predictions"),
 }
 

@@ -60,22 +60,26 @@ def compute_excess_risk(n: int, num_candidates: int, epsilon: float, failures: t
     return min(1.0, 2 * log_draw / (epsilon * n) + deviations) if num_candidates > 1 else 0.0
 
 
-def certify(n: int, num_candidates: int, epsilon: float, failure: float, num_problems: int = 1) -> dict[str, Any]:
+def certify(
+    n: int, num_candidates: int, epsilon: float, failure: float, num_problems: int, theorem: tuple[float, str]
+) -> dict[str, Any]:
     """Make the certificate of the hypotheses of all problems, in words and numbers that may be published.
 
     The candidates must not depend on the records. ``epsilon`` is that of one problem. Each problem has an equal share
-    of the failure probability, of which each term of ``compute_excess_risk`` has a third.
+    of the failure probability, of which each term of ``compute_excess_risk`` has a third. ``theorem`` is the number of
+    records that the theorem of the algorithm needs, and its promise.
     """
     excess = compute_excess_risk(n, num_candidates, epsilon, (failure / num_problems / 3,) * 3)
-    subject = "the released rule" if num_problems == 1 else "each rule for one class against the rest"
+    subject, size = "the released rule" if num_problems == 1 else "each rule for one class against the rest", theorem[0]
     words = (
-        f"With probability {1 - failure:g}, {subject} errs on at most {math.ceil(1000 * excess) / 10:g} % more of new "
-        f"records than the best candidate, which is the one of {num_candidates:,} rules, all determined by public "
-        f"points, that errs least on new records. This holds for n = {n:,} private records that are independent draws "
-        "from the population of the new ones."
+        f"With probability {1 - failure:g}, the error of {subject} on new records is at most "
+        f"{math.ceil(1000 * excess) / 10:g} percentage points above that of the best candidate. The best candidate has "
+        f"the smallest error on new records among {num_candidates:,} rules, which public points determine. This holds "
+        f"for n = {n:,} private records that are independent draws from the population of the new ones. The theorem "
+        f"needs n >= {math.ceil(size):,} for its own promise ({theorem[1]})."
     )
-    facts = {"excess_risk": excess, "probability": 1 - failure, "num_records": n, "num_candidates": num_candidates}
-    return {"certificate": words, **facts}
+    facts = {"certificate": words, "excess_risk": excess, "probability": 1 - failure, "num_records": n}
+    return facts | {"num_candidates": num_candidates, "theorem_num_records": math.ceil(size)}
 
 
 # ---- Listed hypotheses -----------------------------------------------------------------------------------------------

@@ -47,8 +47,7 @@ class HypothesisMethod(PrivateMethod):
         seed: Seed of the order of the records.
         below_guarantee: Whether to continue with fewer records than the theorem needs.
         planned_events: Price of the release. None before ``complete`` has computed it.
-        certificate: Certificate of the hypothesis (``Algorithm.certify``), from ``complete``. Empty if features are
-            public, because the candidates then depend on the records.
+        certificate: Certificate of the hypothesis, from ``complete``. Empty if candidates may depend on the records.
     """
 
     purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
@@ -146,7 +145,8 @@ class PreparedHypothesis(PreparedMethod):
             for num_done, part in enumerate(self.parts, start=1):
                 hypotheses.append(algorithm.learn(part, noise))
                 progress(num_done, len(self.parts))
-        return ModelRelease(spending.id, make_student(algorithm, self.inputs.facts, hypotheses))
+        make_student = make_logistic_student if algorithm.is_linear else make_rule_student
+        return ModelRelease(spending.id, make_student(self.inputs.facts, hypotheses))
 
 
 def _make_placeholders(facts: DatasetFacts) -> PrivateRecords:
@@ -184,11 +184,6 @@ class _SharedReservation:
 
 
 # ---- Students --------------------------------------------------------------------------------------------------------
-
-
-def make_student(algorithm: Algorithm, facts: DatasetFacts, hypotheses: Sequence[Any]) -> Student:
-    """Make the student of the hypotheses of all problems."""
-    return (make_logistic_student if algorithm.is_linear else make_rule_student)(facts, hypotheses)
 
 
 def make_rule_student(facts: DatasetFacts, hypotheses: Sequence[Any]) -> Student:
@@ -231,14 +226,12 @@ def _make_half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
 
 def describe_rules(student: Student) -> str:
     """Describe released rules in words, as in "odor = n -> edible, otherwise poisonous", with numbers of six digits."""
-    names = student.spec.class_names
-    conditions = _list_conditions(student)
+    names, conditions = student.spec.class_names, _list_conditions(student)
     if len(conditions) > 1:
         rules = "; ".join(f"{condition} -> {name}" for condition, name in zip(conditions, names, strict=True))
         return f"{rules}; if several apply, the one that applies to the fewest public points; if none, to the most"
-    no, yes = names
-    constants = {"always": f"always {yes}", "never": f"always {no}"}
-    return constants.get(conditions[0], f"{conditions[0]} -> {yes}, otherwise {no}")
+    rule = f"{conditions[0]} -> {names[1]}, otherwise {names[0]}"
+    return {"always": f"always {names[1]}", "never": f"always {names[0]}"}.get(conditions[0], rule)
 
 
 def _list_conditions(student: Student) -> list[str]:

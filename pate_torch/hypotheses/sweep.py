@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,71 +15,69 @@ from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
 from pate_torch.core.progress import Stages
 from pate_torch.hypotheses.algorithms import make_problems
-from pate_torch.hypotheses.release import HypothesisMethod, make_student
+from pate_torch.hypotheses.release import HypothesisMethod, make_logistic_student, make_rule_student
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import DatasetFacts, drop_unusable, select
 from pate_torch.release.renderer import Scale, to_strict_json
 from pate_torch.release.statement import NOT_PRIVATE, make_environment
 
-NOTE = f"{NOT_PRIVATE}: seeded noise, no account. Every record was declared public."
 
+def run_sweep(config: RunConfig, method: HypothesisMethod, sweep: str, repeats: int) -> dict[str, Any]:
+    """Learn ``repeats`` hypotheses for each value of ``sweep``, as in "epsilon=.1,.5" or "n=100,1000".
 
-def run_sweep(
-    config: RunConfig, method: HypothesisMethod, key: str, values: Sequence[float], repeats: int
-) -> dict[str, Any]:
-    """Learn ``repeats`` hypotheses at each value of ``key``, "epsilon" or "n", and measure their risks, for JSON.
+    Returns:
+        Shares of errors on test records and on the records: mean, 5 % and 95 % quantiles, and each draw, for JSON.
 
     Raises:
-        ValueError: The data are not declared public, there are no test records, or a value is out of range.
+        ValueError: The data are not declared public, a value is out of range, or there are no test records.
     """
     if not config.dataset.declared_facts().is_benchmark:
         fix = "Set dataset.benchmark=true if every record is public."
-        raise checks.error("dataset.benchmark", False, "must be true for --sweep, which shows risks on records", fix)
+        raise checks.error("dataset.benchmark", False, "must be true for --sweep, which shows errors on records", fix)
+    key, _, text = sweep.partition("=")
     checks.one_of("sweep", key, ("epsilon", "n"))
+    values = [checks.number("sweep", float(word)) for word in text.split(",")]
     checks.integer("repeats", repeats, low=1)
-    data, adjacency, points = config.dataset.load(), config.partition.adjacency, []
-    data, test = drop_unusable(data, adjacency), data.evaluation
+    data = drop_unusable(config.dataset.load(), config.partition.adjacency)
+    test, all_private, points = data.evaluation, data.private, []
+    make_student = make_logistic_student if method.algorithm.is_linear else make_rule_student
     checks.integer("test records", len(test.y), low=1, fix="Set dataset.test_path.")
     with Stages(quiet=config.quiet) as stages, warnings.catch_warnings():
         warnings.simplefilter("ignore", BelowGuaranteeWarning)
         progress = stages(f"Learning by {method.algorithm_name}")
         for number, value in enumerate(values):
-            options, private = method.options, data.private
-            if key == "epsilon":
-                options = replace(options, epsilon=value)
-            else:
-                checks.integer("n", value, low=1, high=len(private))
-                private = select(private, np.random.default_rng(config.seed).permutation(len(private))[: int(value)])
+            size = checks.integer("n", int(value), low=1, high=len(all_private)) if key == "n" else len(all_private)
+            private = select(all_private, np.random.default_rng(config.seed).permutation(len(all_private))[:size])
+            options = replace(method.options, epsilon=value) if key == "epsilon" else method.options
             facts = DatasetFacts.from_dataset(replace(data, private=private), config.partition)
             parts = make_problems(private, facts, options, config.seed, method.delta)
             risks: dict[str, list[float]] = {"test": [], "sample": []}
             for draw in range(repeats):
                 noise = DryRunNoise(insecure_seed=(config.seed * len(values) + number) * repeats + draw)
-                student = make_student(method.algorithm, facts, [method.algorithm.learn(p, noise) for p in parts])
+                student = make_student(facts, [method.algorithm.learn(part, noise) for part in parts])
                 for name, x, y in (("test", test.x, test.y), ("sample", private.x, private.y)):
                     risks[name].append(float((student.predict(x) != y).double().mean()))
-                progress(number * repeats + draw + 1, len(values) * repeats)
+            progress(number + 1, len(values))
             points.append({key: value, **{name: _summarize(draws) for name, draws in risks.items()}})
-    return {"note": NOTE, "algorithm": method.algorithm_name, "dataset": data.spec.name, "swept": key, "points": points}
+    note = f"{NOT_PRIVATE}: seeded noise, no account. Every record was declared public."
+    return {"note": note, "algorithm": method.algorithm_name, "dataset": data.spec.name, "swept": key, "points": points}
 
 
 def _summarize(draws: list[float]) -> dict[str, Any]:
-    low, high = np.quantile(draws, (0.05, 0.95)).tolist()
-    return {"mean": float(np.mean(draws)), "low": low, "high": high, "draws": draws}
+    low, mean, high = float(np.quantile(draws, 0.05)), float(np.mean(draws)), float(np.quantile(draws, 0.95))
+    return {"mean": mean, "low": low, "high": high, "draws": draws}
 
 
 def write_sweep(sweep: dict[str, Any], folder: Path) -> None:
-    """Print the table of a sweep, and write sweep.json and the plot sweep.svg."""
-    key, points = sweep["swept"], sweep["points"]
-    print(
-        f"{NOTE}\nMean risk over draws, with the interval of the middle 90 % of draws\n\n{key:>10}  test{'':22}sample"
-    )
-    for point in points:
-        cells = ["{mean:.4f} ({low:.4f} to {high:.4f})".format(**point[name]) for name in ("test", "sample")]
-        print(f"{point[key]:>10g}  {cells[0]:<26}{cells[1]}")
+    """Print the table of a sweep, and write ``sweep.json`` and the plot ``sweep.svg``."""
+    print(f"{sweep['note']}\nShare of errors: mean (5 % to 95 % of draws)\n")
+    print(f"{sweep['swept']:>10}  {'on test records':<26}  on the records")
+    for point in sweep["points"]:
+        test, sample = ("{mean:.4f} ({low:.4f} to {high:.4f})".format(**point[name]) for name in ("test", "sample"))
+        print(f"{point[sweep['swept']]:>10g}  {test}  {sample}")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "sweep.json", to_strict_json(sweep))
     template = make_environment(autoescape=True).get_template("sweep.svg.jinja")
     write_atomically(folder / "sweep.svg", template.render(sweep=sweep, Scale=Scale, log10=math.log10))
-    print(f"\n  {folder / 'sweep.json'}\n  {folder / 'sweep.svg'}")
+    print(f"\nThe folder {folder} holds sweep.json and the plot sweep.svg.")
