@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,7 @@ from pate_torch.release.statement import NOT_PRIVATE, make_environment
 
 
 def run_sweep(config: RunConfig, method: HypothesisMethod, sweep: str, repeats: int) -> dict[str, Any]:
-    """Learn ``repeats`` hypotheses for each value of ``sweep``, as in "epsilon=.1,.5" or "n=100,1000".
-
-    Returns:
-        Shares of errors on test records and on the records: mean, 5 % and 95 % quantiles, and each draw, for JSON.
+    """Learn ``repeats`` hypotheses at each value of ``sweep`` ("epsilon=.1,.5" or "n=100,1000"), and count errors.
 
     Raises:
         ValueError: The data are not declared public, a value is out of range, or there are no test records.
@@ -36,8 +34,9 @@ def run_sweep(config: RunConfig, method: HypothesisMethod, sweep: str, repeats: 
         fix = "Set dataset.benchmark=true if every record is public."
         raise checks.error("dataset.benchmark", False, "must be true for --sweep, which shows errors on records", fix)
     key, _, text = sweep.partition("=")
-    checks.one_of("sweep", key, ("epsilon", "n"))
-    values = [checks.number("sweep", float(word)) for word in text.split(",")]
+    if not re.fullmatch(r"n=\d+(,\d+)*|epsilon=\d*\.?\d+(,\d*\.?\d+)*", sweep):
+        raise checks.error("sweep", sweep, "must be numbers of epsilon or n", "Use epsilon=.1,.5,1 or n=100,1000.")
+    values = [float(word) for word in text.split(",")]
     checks.integer("repeats", repeats, low=1)
     data = drop_unusable(config.dataset.load(), config.partition.adjacency)
     test, all_private, points = data.evaluation, data.private, []

@@ -64,8 +64,7 @@ def build_report(
     """Build the report of a finished run, which holds every fact that may be published.
 
     ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
-    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time. ``model``
-    is the method's description of the released model.
+    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time.
     """
     release, record = written.release if isinstance(written.release, Release) else None, written.record
     claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
