@@ -13,6 +13,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample, compute_
 from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER, Answers
 
 EPSILON = 1.0
 TARGET = 0.37
@@ -162,14 +164,17 @@ def agnostic(sizes: list[int]) -> Iterator[dict[str, Any]]:
             plan = AgPrivClPlan(n=n, num_queries=40, vc_dimension=1, **asked, constants="sharp", resample=False)
             mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=plan.mechanism.max_failures)
             many = min(n, compute_two_thirds_teachers(mechanism, 40, asked["beta"]))
-            plain = run_sub_samp(hypotheses, sample, q, num_teachers=many, mechanism=mechanism, budget=NOISE)
-            rows = {"plain": plain}
-            for label, resample in (("AgPrivCl, no resampling", False), ("AgPrivCl", True)):
-                rows[label] = run_ag_priv_cl(
-                    hypotheses, sample, q, **asked, budget=NOISE, constants="sharp", resample=resample
-                )
-            for label, answers in rows.items():
-                found = answers.label_Q.numpy()
+            agprivcl = partial(run_ag_priv_cl, **asked, constants="sharp")
+            rows: dict[str, Callable[..., Answers]] = {
+                "plain": partial(run_sub_samp, num_teachers=many, mechanism=mechanism),
+                "AgPrivCl, no resampling": partial(agprivcl, resample=False),
+                "AgPrivCl": partial(agprivcl, resample=True),
+            }
+            for label, run in rows.items():
+                try:
+                    found = run(hypotheses, sample, q, budget=NOISE).label_Q.numpy()
+                except ValueError:  # too few teachers for the threshold: nothing is answered, and nothing charged
+                    found = np.full(len(q), NO_ANSWER)
                 yield {
                     "problem": name,
                     "n": n,

@@ -282,6 +282,7 @@ class ReleaseSession(OpenRun):
             chosen_by=self.config.privacy.chosen_by,
             baselines=() if metrics is None else owner_metrics.make_public_baselines(self.splits.data, metrics),
             includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
+            model={} if student is None else self.config.method.describe_model(student),
         )
         write_release(self.release_dir, report)
         return report

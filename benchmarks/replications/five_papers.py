@@ -160,7 +160,8 @@ def _sparse(split: Split, epsilon: float, *, soft: bool) -> Found:
 def _learn(split: Split, epsilon: float, *, name: str) -> Found:
     """One of ``pate learn``, or of those beside it, below its guarantee."""
     facts = DatasetFacts.from_dataset(split.data, split.plan.partition)
-    parts = make_problems(split.data.private, facts, LearnOptions(epsilon=epsilon, constants="sharp"), split.seed)
+    options = LearnOptions(epsilon=epsilon, constants="sharp")
+    parts = make_problems(split.data.private, facts, options, split.seed, split.delta)
     if name in ALGORITHMS:
         algorithm = ALGORITHMS[name]
     else:

@@ -170,17 +170,30 @@ def run_relabeled_gnmax(
 # ---- NB20 Algorithm 4; Dwork and Feldman 2018 ------------------------------------------------------------------------
 
 
+FIRST_SHARES = (0.5, 0.75, 0.9)
+"""Shares of epsilon that UnvPrivCl tries for its first stage."""
+
+
 def run_unv_priv_cl(
     hypotheses: HypothesisClass, sample: Sample, x_Q: Floats, *, epsilon: float, budget: NoiseProvider, **options: Any
 ) -> tuple[Answers, ChosenHypothesis]:
-    """AgPrivCl answers the queries at half of epsilon; they are the public points of SSPP, which gets the other half.
+    """AgPrivCl answers the queries at a share of epsilon; they are the public points of SSPP, which gets the rest.
+
+    The share is the first of ``FIRST_SHARES`` at which the teachers can pass the threshold, which depends on public
+    numbers alone. If there is no such share, the run is refused before a charge.
 
     Guarantee: the *sum* of both parts (NB20 Algorithm 4 runs both with the full epsilon, which is 2 epsilon).
         Both parts are charged before either draws. Replace-one, n public.
     Source: NB20 Algorithm 4 (``PrivateLabeler.publish_hypothesis`` has it for any teachers).
     """
-    rest_epsilon = epsilon / 2
-    plan = prepare_plan(hypotheses, sample, x_Q, budget.kind, epsilon=epsilon - rest_epsilon, **options)
+    for share in FIRST_SHARES:
+        try:
+            plan = prepare_plan(hypotheses, sample, x_Q, budget.kind, epsilon=share * epsilon, **options)
+            break
+        except ValueError:
+            if share == FIRST_SHARES[-1]:
+                raise
+    rest_epsilon = epsilon - plan.epsilon
     candidates = hypotheses.enumerate_representatives(x_Q)
     events = (*plan.events, BoundedRangeEvent(eta=rest_epsilon))
     with charge_events(budget, events, "UnvPrivCl") as spending:
@@ -244,7 +257,7 @@ def _learn_unv_priv_cl(p: Problem, budget: NoiseProvider, delta: float) -> Any:
 
 def _learn_df18(p: Problem, budget: NoiseProvider, delta: float) -> Any:
     c, x_Q = p.options, p.select_points(20)
-    options: dict[str, Any] = {"epsilon": c.epsilon / len(x_Q), "alpha": c.alpha, "budget": budget}
+    options: dict[str, Any] = {"epsilon": p.compute_answer_epsilon(len(x_Q)), "alpha": c.alpha, "budget": budget}
     return fit_answers(p, x_Q, run_df18_vote(p.hypotheses, p.sample, x_Q, **options))
 
 

@@ -79,6 +79,13 @@ def compute_two_thirds_teachers(mechanism: SparseVector, num_queries: int, beta:
     return math.ceil(6 * (1 + plan.threshold + noise))
 
 
+def check_teachers(mechanism: SparseVector, num_queries: int, num_teachers: int) -> None:
+    """Raise ValueError, before anything is charged, if even unanimous teachers fail the test of the sparse vector."""
+    if num_teachers < (minimum := mechanism.compute_scales(num_queries).min_teachers):
+        problem = f"must be at least {minimum:,}, because no vote of fewer teachers passes the threshold"
+        raise checks.error("num_teachers", num_teachers, problem, "Take more records, or a larger epsilon.")
+
+
 def draw_answers(
     hypotheses: HypothesisClass,
     sample: Sample,
@@ -113,6 +120,7 @@ def run_sub_samp(
     """
     x_Q = check_points("x_Q", x_Q)
     checks.integer("num_teachers", num_teachers, low=1, high=sample.n, fix="Every teacher needs a record.")
+    check_teachers(mechanism, len(x_Q), num_teachers)
     with charge_events(budget, mechanism.privacy_events(len(x_Q)), "sub-sample and aggregate") as spending:
         answers = draw_answers(hypotheses, sample, x_Q, num_teachers, mechanism, spending.noise)
         spending.record_cost(answers.events)
@@ -332,6 +340,7 @@ def prepare_plan(
         [("queries", len(x_Q), plan.min_queries), ("teachers", plan.num_teachers, plan.min_teachers)],
     )
     checks.integer("num_teachers", plan.num_teachers, low=1, high=plan.subset_size, fix="Every teacher needs a record.")
+    check_teachers(plan.mechanism, len(x_Q), plan.num_teachers)
     return plan
 
 

@@ -3,6 +3,7 @@ r"""Learn a hypothesis by an algorithm of the papers, and release the hypothesis
     pate learn sspp people.csv dataset.label=income dataset.name=people dataset.publish_split=true \
         --epsilon .5 --below-guarantee
     pate learn bounds --dimension 10          # sample size that each algorithm needs; reads no record
+    pate learn exponential dataset=mushroom --sweep epsilon=.1,.5,1,2 --repeats 30      # public data, no account
 
 Settings (key=value) are those of train.py: the data set, the account and the folder of the run. Neighbors differ in one
 replaced record, and the number of records is public (partition=replace_one). With more than two classes, one hypothesis
@@ -16,6 +17,7 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
@@ -23,6 +25,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.hypotheses.algorithms import ALGORITHMS, LearnOptions
 from pate_torch.hypotheses.release import HypothesisMethod
+from pate_torch.hypotheses.sweep import run_sweep, write_sweep
 from pate_torch.pipeline import run
 
 
@@ -61,6 +64,9 @@ def _make_parser() -> argparse.ArgumentParser:
         choices = option.metadata["choices"]
         parser.add_argument(f"--{option.name}", type=kind, default=option.default, choices=choices, help=text)
     parser.add_argument("--below-guarantee", action="store_true", help="continue with too few records for the theorem")
+    parser.add_argument("--sweep", metavar="KEY=VALUES", help="epsilon=.1,.5,1 or n=500,1000: risks on public data")
+    parser.add_argument("--repeats", type=int, default=30, help="number of draws of --sweep (default: 30)")
+    parser.add_argument("--output", type=Path, default=Path("sweep"), help="folder of --sweep (default: sweep)")
     dimension_help = "bounds: VC dimension, or number of parameters (default: 1)"
     parser.add_argument("--dimension", type=int, default=1, help=dimension_help)
     return parser
@@ -89,9 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if config.method.noise != "torch":
             problem = "must be torch, because these algorithms draw continuous noise"
             raise checks.error("noise", config.method.noise, problem, "Omit noise.")
-        method = HypothesisMethod(
-            algorithm_name=parsed.algorithm, options=options, seed=config.seed, below_guarantee=parsed.below_guarantee
-        )
+        method = HypothesisMethod(algorithm_name=parsed.algorithm, options=options, delta=config.privacy.delta)
+        method = dataclasses.replace(method, seed=config.seed, below_guarantee=parsed.below_guarantee)
+        if parsed.sweep is not None:
+            return write_sweep(run_sweep(config, method, parsed.sweep, parsed.repeats), parsed.output)
         run(dataclasses.replace(config, method=method))
 
     return run_or_refuse(learn)

@@ -6,13 +6,15 @@ labels, which is post-processing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.calibration import calibrate_sigma
+from pate_torch.accounting.events import PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.hypotheses import classes, exponential, prediction
@@ -38,7 +40,7 @@ class LearnOptions:
     hypotheses: str = _option("stumps", "hypothesis class", HYPOTHESIS_CLASSES)
     epsilon: float = _option(1.0, "epsilon of the whole release")
     alpha: float = _option(0.1, "excess error of the theorem; private-prediction: a quarter of the promised error")
-    beta: float = _option(0.1, "sspp: probability that the excess error is larger")
+    beta: float = _option(0.1, "sspp and exponential: probability that a promise fails")
     points: int | None = _option(None, "number of public points (default: sspp 1000, private-prediction 20)")
     constants: str = _option("paper", "private-prediction: constants of the paper or sharp ones", ("paper", "sharp"))
     cuts: int = _option(20, "exponential: number of thresholds for each feature")
@@ -68,6 +70,8 @@ class Problem:
         scaled_sample: PRIVATE. Records for linear models, with normalized features and an intercept, divided by the
             largest norm of a public point.
         options: Options. Their epsilon is the share of this problem.
+        delta: Delta at which the epsilon of all problems together is computed.
+        num_problems: Number of problems, which have equal shares of epsilon.
     """
 
     hypotheses: HypothesisClass
@@ -75,6 +79,12 @@ class Problem:
     public_x: Floats
     scaled_sample: Sample
     options: LearnOptions
+    delta: float
+    num_problems: int = 1
+
+    def compute_answer_epsilon(self, num_answers: int) -> float:
+        """Compute the largest epsilon of one answer, for which ``num_answers`` in each problem cost all of epsilon."""
+        return _solve_epsilon(num_answers * self.num_problems, self.options.epsilon * self.num_problems, self.delta)
 
     def select_points(self, default: int) -> Floats:
         """Select the first ``options.points`` public points, or the first ``default`` points if the option is None."""
@@ -106,7 +116,14 @@ def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
     return make_class()
 
 
-def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOptions, seed: int) -> list[Problem]:
+@functools.lru_cache(maxsize=64)
+def _solve_epsilon(num_answers: int, epsilon: float, delta: float) -> float:
+    return 1 / calibrate_sigma(lambda s: [PureDPEvent(epsilon=1 / s, count=num_answers)], epsilon=epsilon, delta=delta)
+
+
+def make_problems(
+    records: PrivateRecords, facts: DatasetFacts, options: LearnOptions, seed: int, delta: float
+) -> list[Problem]:
     """Make one problem for two classes, or one problem for each class against the rest, with equal shares of epsilon.
 
     Args:
@@ -115,6 +132,7 @@ def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOp
         facts: Public facts, with the public points.
         options: Options. All problems together cost ``options.epsilon``.
         seed: Seed of the permutation.
+        delta: Delta of the account.
     """
     spec = facts.spec
     if facts.unit not in ("record", LABEL_UNIT):
@@ -134,6 +152,8 @@ def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOp
             public_x=facts.pool.x.double().numpy(),
             scaled_sample=Sample(scaled_x, label_N == label),
             options=replace(options, epsilon=options.epsilon / len(labels)),
+            delta=delta,
+            num_problems=len(labels),
         )
         for label in labels
     ]
@@ -159,15 +179,25 @@ class Algorithm:
     Attributes:
         learn: Function of a problem and a noise provider that charges the provider and returns a hypothesis.
         compute_size: Function of the options and the VC dimension (for a linear model the number of parameters) that
-            returns the number of records that the theorem needs, and the promise of the theorem.
+            returns the n that the theorem needs, and its promise. A third argument is the number of listed candidates.
         description: Source and method in words.
+        list_candidates: Function that lists the candidates of a problem, which public points determine, or None.
         is_linear: Whether the hypothesis is a parameter vector of a linear model.
     """
 
     learn: Callable[[Problem, NoiseProvider], Any]
-    compute_size: Callable[[LearnOptions, int], tuple[float, str]]
+    compute_size: Callable[..., tuple[float, str]]
     description: str
+    list_candidates: Callable[[Problem], Sequence[Any]] | None = None
     is_linear: bool = False
+
+    def certify(self, p: Problem) -> dict[str, Any]:
+        """Make the certificate of ``exponential.certify``. Empty if no candidates are listed."""
+        if self.list_candidates is None:
+            return {}
+        c, num_candidates = p.options, len(self.list_candidates(p))
+        theorem = self.compute_size(c, p.hypotheses.vc_dimension, num_candidates)
+        return exponential.certify(p.sample.n, num_candidates, c.epsilon, c.beta, p.num_problems, theorem)
 
 
 def _select_options(p: Problem, *names: str) -> dict[str, Any]:
@@ -179,7 +209,11 @@ def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
     return exponential.run_sspp(p.hypotheses, p.sample, p.select_points(1000), **options, budget=budget).hypothesis
 
 
-def _compute_sspp_size(c: LearnOptions, d: int) -> tuple[float, str]:
+def _list_labelings(p: Problem) -> Sequence[Any]:
+    return p.hypotheses.enumerate_representatives(p.select_points(1000))
+
+
+def _compute_sspp_size(c: LearnOptions, d: int, num_candidates: int | None = None) -> tuple[float, str]:
     points = exponential.compute_sspp_public_size(d, alpha=c.alpha, beta=c.beta)
     n = exponential.compute_sspp_private_size(d, epsilon=c.epsilon, alpha=c.alpha, beta=c.beta)
     return n, f"excess error {c.alpha:g} with probability {1 - c.beta:g}, for at least {points:,} public points"
@@ -191,9 +225,13 @@ def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
     return exponential.run_exponential_mechanism(p.hypotheses, candidates, p.sample, **options).hypothesis
 
 
-def _compute_exponential_size(c: LearnOptions, d: int) -> tuple[float, str]:
-    n = exponential.compute_finite_size(2 * c.cuts, epsilon=c.epsilon, alpha=c.alpha)
-    return n, f"excess empirical error {c.alpha:g}, {2 * c.cuts} hypotheses"
+_list_grid = Problem.make_quantile_hypotheses
+
+
+def _compute_finite_size(c: LearnOptions, d: int, num_candidates: int | None = None) -> tuple[float, str]:
+    num_candidates = num_candidates or 2 * c.cuts
+    n = exponential.compute_finite_size(num_candidates, epsilon=c.epsilon, alpha=c.alpha)
+    return n, f"expected excess error {c.alpha:g} on the records, {num_candidates:,} hypotheses"
 
 
 def _learn_convex(p: Problem, budget: NoiseProvider) -> Any:
@@ -208,7 +246,7 @@ def _compute_convex_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 def _learn_prediction(p: Problem, budget: NoiseProvider) -> Any:
     x_Q, options = p.select_points(20), _select_options(p, "alpha", "constants")
-    options["epsilon"] = p.options.epsilon / len(x_Q)
+    options["epsilon"] = p.compute_answer_epsilon(len(x_Q))
     predictions = prediction.run_private_prediction(p.hypotheses, p.sample, x_Q, **options, budget=budget)
     return classes.fit_erm(p.hypotheses, x_Q, predictions.label_Q)
 
@@ -221,9 +259,9 @@ def _compute_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 
 ALGORITHMS = {
-    "sspp": Algorithm(_learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: one dichotomy of the public points"),
-    "exponential": Algorithm(_learn_exponential, _compute_exponential_size, "WLF16 Algorithm 1: finite classes"),
-    "convex": Algorithm(_learn_convex, _compute_convex_size, "WLF16 Proposition 19: logistic regression", True),
+    "sspp": Algorithm(_learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: labelings of public points", _list_labelings),
+    "exponential": Algorithm(_learn_exponential, _compute_finite_size, "WLF16 Algorithm 1: finite classes", _list_grid),
+    "convex": Algorithm(_learn_convex, _compute_convex_size, "WLF16 Proposition 19: logistic regression", None, True),
     "private-prediction": Algorithm(_learn_prediction, _compute_prediction_size, "DF20 Corollary 1: noisy predictions"),
 }
 

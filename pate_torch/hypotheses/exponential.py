@@ -45,6 +45,43 @@ class ChosenHypothesis:
     events: tuple[PrivacyEvent, ...]
 
 
+# ---- Accuracy at a given number of records ---------------------------------------------------------------------------
+
+
+def compute_excess_risk(n: int, num_candidates: int, epsilon: float, failures: tuple[float, float, float]) -> float:
+    """Bound the risk of the drawn h, P(h) ~ exp(-epsilon errors(h)/2), above that of the best candidate h*.
+
+    Let R be the risk on a new record, and r the share of errors on n independent records. Except with probability b, b1
+    and b2 (``failures``), r(h) <= min r + 2 ln(M/b)/(epsilon n), R(h) <= r(h) + sqrt(ln(M/b1)/(2n)) for all M
+    candidates, and r(h*) <= R(h*) + sqrt(ln(1/b2)/(2n)) (Hoeffding). Their sum bounds R(h) - R(h*).
+    """
+    log_draw, log_all = (math.log(num_candidates / failure) for failure in failures[:2])
+    deviations = math.sqrt(log_all / (2 * n)) + math.sqrt(-math.log(failures[2]) / (2 * n))
+    return min(1.0, 2 * log_draw / (epsilon * n) + deviations) if num_candidates > 1 else 0.0
+
+
+def certify(
+    n: int, num_candidates: int, epsilon: float, failure: float, num_problems: int, theorem: tuple[float, str]
+) -> dict[str, Any]:
+    """Make the certificate of the hypotheses of all problems, in words and numbers that may be published.
+
+    The candidates must not depend on the records. ``epsilon`` is that of one problem. Each problem has an equal share
+    of the failure probability, of which each term of ``compute_excess_risk`` has a third. ``theorem`` is the number of
+    records that the theorem of the algorithm needs, and its promise.
+    """
+    excess = compute_excess_risk(n, num_candidates, epsilon, (failure / num_problems / 3,) * 3)
+    subject, size = "the released rule" if num_problems == 1 else "each rule for one class against the rest", theorem[0]
+    words = (
+        f"With probability {1 - failure:g}, the error of {subject} on new records is at most "
+        f"{math.ceil(1000 * excess) / 10:g} percentage points above that of the best candidate. The best candidate has "
+        f"the smallest error on new records among {num_candidates:,} rules, which public points determine. This holds "
+        f"for n = {n:,} private records that are independent draws from the population of the new ones. The theorem "
+        f"needs n >= {math.ceil(size):,} for its own promise ({theorem[1]})."
+    )
+    facts = {"certificate": words, "excess_risk": excess, "probability": 1 - failure, "num_records": n}
+    return facts | {"num_candidates": num_candidates, "theorem_num_records": math.ceil(size)}
+
+
 # ---- Listed hypotheses -----------------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod, 
 from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS
 from pate_torch.privacy.budget import Spending
 from pate_torch.privacy.partition import DatasetFacts
-from pate_torch.privacy.records import PrivateRecords, PublicPool
+from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.privacy.unit_ids import make_position_ids
 from pate_torch.students.base import Student
@@ -43,9 +43,11 @@ class HypothesisMethod(PrivateMethod):
     Attributes:
         algorithm_name: Name of the algorithm in ``algorithms.ALGORITHMS``.
         options: Options of the algorithm.
+        delta: Delta of the account.
         seed: Seed of the order of the records.
         below_guarantee: Whether to continue with fewer records than the theorem needs.
         planned_events: Price of the release. None before ``complete`` has computed it.
+        certificate: Certificate of the hypothesis, from ``complete``. Empty if candidates may depend on the records.
     """
 
     purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
@@ -54,9 +56,11 @@ class HypothesisMethod(PrivateMethod):
     name: str = "hypothesis"
     algorithm_name: str
     options: LearnOptions
+    delta: float
     seed: int = 0
     below_guarantee: bool = False
     planned_events: tuple[PrivacyEvent, ...] | None = None
+    certificate: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -85,16 +89,18 @@ class HypothesisMethod(PrivateMethod):
         events: list[PrivacyEvent] = []
         with warnings.catch_warnings(record=True) as caught_warnings:
             warnings.simplefilter("always")
-            for part in make_problems(_make_placeholders(facts), facts, self.options, self.seed):
+            parts = make_problems(_make_placeholders(facts), facts, self.options, self.seed, self.delta)
+            for part in parts:
                 events += plan_events(self.algorithm, part, self.noise)
+        certificate = {} if facts.unit == LABEL_UNIT else self.algorithm.certify(parts[0])
         messages = [str(w.message) for w in caught_warnings if issubclass(w.category, BelowGuaranteeWarning)]
         shortfalls = list(dict.fromkeys(messages))
         if shortfalls and not self.below_guarantee:
-            fix = "Use more records, raise --alpha or --beta, or continue without a guarantee by --below-guarantee."
-            raise ValueError(f"{' '.join(shortfalls)} {fix}")
+            fix = "Use more records, raise --alpha or --beta, or continue without the theorem by --below-guarantee."
+            raise ValueError(" ".join([*shortfalls, certificate.get("certificate", ""), fix]))
         for message in shortfalls:
             stages.print_message(message)
-        return replace(self, planned_events=tuple(events))
+        return replace(self, planned_events=tuple(events), certificate=certificate)
 
     def validate(self, facts: DatasetFacts) -> None:
         """Raise ValueError if a change of one unit could move other records. ``complete`` checks everything else."""
@@ -113,7 +119,12 @@ class HypothesisMethod(PrivateMethod):
         }
 
     def prepare(self, inputs: MethodInputs) -> PreparedHypothesis:
-        return PreparedHypothesis(self, inputs, make_problems(inputs.records, inputs.facts, self.options, self.seed))
+        problems = make_problems(inputs.records, inputs.facts, self.options, self.seed, self.delta)
+        return PreparedHypothesis(self, inputs, problems)
+
+    def describe_model(self, student: Student) -> dict[str, Any]:
+        model = {} if self.algorithm.is_linear else {"hypothesis": describe_rules(student)}
+        return {**model, **self.certificate}
 
 
 @dataclass(eq=False, repr=False)
@@ -211,6 +222,49 @@ def _make_half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
     if isinstance(hypothesis, HalfPlane):
         return {"tail_RD": hypothesis.tail, "head_RD": hypothesis.head, "always_R": False}
     return {"tail_RD": (0.0, 0.0), "head_RD": (0.0, 0.0), "always_R": bool(hypothesis)}
+
+
+def describe_rules(student: Student) -> str:
+    """Describe released rules in words, as in "odor = n -> edible, otherwise poisonous", with numbers of six digits."""
+    names, conditions = student.spec.class_names, _list_conditions(student)
+    if len(conditions) > 1:
+        rules = "; ".join(f"{condition} -> {name}" for condition, name in zip(conditions, names, strict=True))
+        return f"{rules}; if several apply, the one that applies to the fewest public points; if none, to the most"
+    rule = f"{conditions[0]} -> {names[1]}, otherwise {names[0]}"
+    return {"always": f"always {names[1]}", "never": f"always {names[0]}"}.get(conditions[0], rule)
+
+
+def _list_conditions(student: Student) -> list[str]:
+    """List the condition of each rule. "always" and "never" are the conditions of constant rules."""
+    module, schema = student.module, student.spec.schema
+    columns: list[tuple[str, str | None]] = [(f"x[{j}]", None) for j in range(student.spec.input_shape[0])]
+    if schema is not None:
+        columns = [(column.name, value) for column in schema.columns for value in column.categories or (None,)]
+    if isinstance(module, networks.HalfPlaneRules):
+        names, tensors = [name for name, _ in columns], (module.tail_RD, module.head_RD, module.always_R)
+        return [_format_half_plane(names, *rule) for rule in zip(*(t.tolist() for t in tensors), strict=True)]
+    assert isinstance(module, networks.AxisRules)
+    rules = zip(*(t.tolist() for t in (module.feature_R, module.low_R, module.high_R, module.inside_R)), strict=True)
+    return [_format_bounds(*columns[j], *bounds) for j, *bounds in rules]
+
+
+def _format_half_plane(names: Sequence[str], tail: list[float], head: list[float], is_always: bool) -> str:
+    if tail == head:
+        return "always" if is_always else "never"
+    normal = np.array([tail[1] - head[1], head[0] - tail[0]]) / math.dist(tail, head)
+    return f"{normal[0]:.6g} * {names[0]} {normal[1]:+.6g} * {names[1]} >= {normal @ tail:.6g}"
+
+
+def _format_bounds(column: str, category: str | None, low: float, high: float, is_inside: bool) -> str:
+    """Format low <= value < high, or its complement. The value of a category is 0 or 1."""
+    first, last = ((low <= value < high) == is_inside for value in (0.0, 1.0))
+    if first == last if category is not None else math.isinf(low) and high == math.inf:
+        return "always" if first else "never"
+    if category is not None:
+        return f"{column} {'=' if last else 'is not'} {category or '(missing)'}"
+    if high == math.inf:
+        return f"{column} {'>=' if is_inside else '<'} {low:.6g}"
+    return f"{column} < {high:.6g}" if low == -math.inf else f"{low:.6g} <= {column} < {high:.6g}"
 
 
 def make_logistic_student(facts: DatasetFacts, parameters: Sequence[Any]) -> Student:

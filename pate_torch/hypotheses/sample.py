@@ -112,7 +112,7 @@ def warn_below_guarantee(
     if unmet_conditions:
         warnings.warn(
             f"{algorithm}: n = {n:,} is too small for the accuracy guarantee ({'; '.join(unmet_conditions)}). "
-            "Privacy holds, but accuracy is not promised.",
+            "Privacy holds, but the theorem promises no accuracy.",
             BelowGuaranteeWarning,
             stacklevel=3,
         )

@@ -241,6 +241,10 @@ class PrivateMethod(ABC):
         """Whether the session calls ``first_answers``."""
         return False
 
+    def describe_model(self, student: Student) -> dict[str, Any]:
+        """Return plain values that describe the released model, with "hypothesis" and "certificate" in words."""
+        return {}
+
     def check_student(self, student: StudentAlgorithm) -> None:
         """Raise ValueError if the student cannot learn from a release of this method, whatever the data are."""
         if student.returns_released_model:

@@ -49,6 +49,7 @@ def build_report(
     seconds: Mapping[str, float],
     owner: OwnerFacts,
     chosen_by: str | None,
+    model: Mapping[str, Any],
     baselines: tuple[reports.Accuracy, ...] = (),
     includes_encoder: bool = False,
 ) -> reports.ReleaseReport:
@@ -75,6 +76,7 @@ def build_report(
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
+            model=model,
             owner=owner,
             chosen_by=chosen_by,
             seconds={stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)},

@@ -80,7 +80,8 @@ def build_summary(report: ReleaseReport) -> dict[str, Any]:
     """Build the content of summary.json, unrounded. If the run is not private, every epsilon is None."""
     facts = {**vars(report.record), **vars(report.claim), **vars(report.evaluation)}
     summary = {key: facts[key] for key in SUMMARY_KEYS}
-    return {"schema_version": SUMMARY_SCHEMA, **summary, "seconds": dict(report.record.seconds)}
+    model = {"model": dict(report.record.model)} if report.record.model else {}
+    return {"schema_version": SUMMARY_SCHEMA, **summary, "seconds": dict(report.record.seconds), **model}
 
 
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
@@ -168,6 +169,7 @@ def _build_utility(report: ReleaseReport) -> dict[str, Any]:
             for name, row in zip(report.confusion_names, report.class_accuracies, strict=True)
         ],
         "subgroups": None,
+        **({"model": dict(report.record.model)} if report.record.model else {}),
     }
 
 

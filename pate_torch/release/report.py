@@ -185,6 +185,7 @@ class ReleaseRecord(PublicFacts):
         chosen_by: How the owner chose this release among several settings, one of ``SELECTION_BASES``; None if it is
             not stated.
         seconds: Time of each stage whose time may be published, in seconds.
+        model: What the method says of the released model (``PrivateMethod.describe_model``); empty if it says nothing.
     """
 
     dataset: str
@@ -215,6 +216,7 @@ class ReleaseRecord(PublicFacts):
     chosen_by: str | None
     seconds: Mapping[str, float]
     creation_date: str
+    model: Mapping[str, Scalar]
 
     @property
     def audit(self) -> Mapping[str, Any]:

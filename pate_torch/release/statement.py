@@ -160,6 +160,7 @@ def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[
         "Noise": {"torch": "continuous, in floating point", "discrete": "exact and discrete"}[record.noise],
         "Questions": format_sentence("questions", report),
         "Kind of student": record.student,
+        **{name: str(record.model.get(name.lower(), "")) for name in ("Hypothesis", "Certificate")},
         "Release": record.release_id and f"labels={record.release_id} ({reuse_note})",
     }
     if (card := record.encoder) is not None:

@@ -281,19 +281,44 @@ def test_agprivcl_is_right_where_plain_voting_fails():
 
 @quiet
 def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
-    sample, spy = always_one(60), Spy()
-    mechanism = SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
-    answers = run_sub_samp(VOTING_FAILS, sample, CORNERS, num_teachers=20, mechanism=mechanism, budget=spy)
-    assert answers.label_Q.tolist() == [NO_ANSWER] * 4
+    """On three corners a third of the teachers disagree, which is too close; two failures end the run."""
+    spy, mechanism = Spy(), SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
+    teachers = 2 * mechanism.compute_scales(4).min_teachers
+    asked = {"num_teachers": teachers, "mechanism": mechanism, "budget": spy}
+    answers = run_sub_samp(VOTING_FAILS, always_one(10 * teachers), CORNERS, **asked)
+    assert answers.label_Q.tolist() == [1, *[NO_ANSWER] * 3]
     assert spy.charged == mechanism.privacy_events(4) and charges_first(spy)
+
+
+@quiet
+def test_too_few_teachers_for_the_threshold_are_refused_before_a_charge():
+    """One teacher fewer than the fewest that can pass; with so many, a unanimous vote is above the threshold."""
+    spy, mechanism = Spy(), SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
+    fewest = mechanism.compute_scales(4).min_teachers
+    distance = math.ceil(fewest / 2) - 1  # of a unanimous vote
+    assert distance - 1 <= mechanism.compute_scales(4).threshold < distance
+    asked = {"mechanism": mechanism, "budget": spy}
+    with pytest.raises(ValueError, match=rf"num_teachers={fewest - 1}: must be at least {fewest}"):
+        run_sub_samp(VOTING_FAILS, always_one(4000), CORNERS, num_teachers=fewest - 1, **asked)
+    assert spy.log == []
+    run_sub_samp(VOTING_FAILS, always_one(4000), CORNERS, num_teachers=fewest, **asked)
+    assert charges_first(spy)
+    spy = Spy()
+    with pytest.raises(ValueError, match=r"num_teachers=35: must be at least 2,165"):
+        run_ag_priv_cl(
+            VOTING_FAILS, always_one(4000), CORNERS, epsilon=0.5, delta=1e-3, alpha=0.2, beta=0.2, budget=spy
+        )
+    assert spy.log == []
 
 
 @quiet
 @pytest.mark.parametrize("resample", [True, False])
 def test_agprivcl_charges_what_is_proved_before_it_draws(resample):
     spy, run = Spy(), {"epsilon": 0.5, "delta": 1e-3, "alpha": 0.2, "beta": 0.2, "resample": resample}
-    run_ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, budget=spy)
-    plan = plan_of(4000, 4, VOTING_FAILS.vc_dimension, **run)
+    n = 400_000 if resample else 100_000
+    run |= {"asked_teachers": plan_of(n, 4, VOTING_FAILS.vc_dimension, **run).mechanism.compute_scales(4).min_teachers}
+    run_ag_priv_cl(VOTING_FAILS, always_one(n), CORNERS, **run, budget=spy)
+    plan = plan_of(n, 4, VOTING_FAILS.vc_dimension, **run)
     assert charges_first(spy) and spy.charged == plan.events
     proved = plan.total_price
     assert 0 < proved[0] < 0.2 * 0.5 and 0 < proved[1] < 0.02 * 1e-3  # printed constants: a fraction of what was asked

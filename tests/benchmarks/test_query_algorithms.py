@@ -185,13 +185,34 @@ def test_the_two_stages_of_unvprivcl_really_run_at_their_shares(monkeypatch):
     monkeypatch.setattr(agnostic, "_make_plan", lambda **k: executed.append(k["epsilon"]) or plan(**k))
     noted = lambda u, rate, n: executed.append(2 * rate) or draw(u, rate, n)  # noqa: E731
     monkeypatch.setattr(query_algorithms, "draw_gumbel_max", noted)
-    x, spy, run = np.random.default_rng(0).integers(0, 4, 4000), Spy(), {"delta": 1e-3, "alpha": 0.2, "beta": 0.2}
-    x_Q = np.arange(4.0)[:, None]
-    answers, chosen = run_unv_priv_cl(Thresholds(), Sample(x, x > 1), x_Q, epsilon=0.8, budget=spy, **run)
-    assert math.fsum(executed) == pytest.approx(0.8)  # as printed, NB20 Algorithm 4 would spend 1.6
-    first = AgPrivClPlan(n=4000, num_queries=4, vc_dimension=1, epsilon=0.4, **run)
-    assert charges_first(spy) and spy.charged == chosen.events == (*first.events, BoundedRangeEvent(eta=0.4))
-    assert len(answers.label_Q) == 4 and Thresholds().predict(chosen.hypothesis, x_Q).tolist() == [0, 0, 1, 1]
+    run = {"delta": 1e-3, "alpha": 0.2, "beta": 0.2, "constants": "sharp"}
+    x, spy, x_Q = np.random.default_rng(0).integers(0, 4, 4000), Spy(), np.arange(4.0)[:, None]
+    answers, chosen = run_unv_priv_cl(Thresholds(), Sample(x, x > 1), x_Q, epsilon=6.0, budget=spy, **run)
+    assert math.fsum(executed) == pytest.approx(6.0)  # as printed, NB20 Algorithm 4 would spend 12
+    first = AgPrivClPlan(n=4000, num_queries=4, vc_dimension=1, epsilon=3.0, **run)
+    assert charges_first(spy) and spy.charged == chosen.events == (*first.events, BoundedRangeEvent(eta=3.0))
+    assert answers.label_Q.tolist() == Thresholds().predict(chosen.hypothesis, x_Q).tolist() == [0, 0, 1, 1]
+
+
+@quiet
+def test_unvprivcl_gives_its_first_stage_what_it_takes_to_answer_or_charges_nothing():
+    """Half of epsilon is the default, and three quarters where the teachers of half cannot pass the threshold."""
+    run = {"delta": 1e-3, "alpha": 0.2, "beta": 0.2, "constants": "sharp"}
+    x, x_Q, shares = np.random.default_rng(0).integers(0, 4, 4000), np.arange(4.0)[:, None], []
+    for epsilon in np.geomspace(0.05, 2.0, 12):
+        spy = Spy()
+        try:
+            _, chosen = run_unv_priv_cl(Thresholds(), Sample(x, x > 1), x_Q, epsilon=epsilon, budget=spy, **run)
+        except ValueError as refusal:
+            assert "num_teachers" in str(refusal) and spy.log == []
+            shares.append(1.0)
+            continue
+        assert spy.charged == chosen.events
+        shares.append(1 - chosen.events[-1].eta / epsilon)
+        plan = AgPrivClPlan(n=4000, num_queries=4, vc_dimension=1, epsilon=shares[-1] * epsilon, **run)
+        assert plan.num_teachers >= plan.mechanism.compute_scales(4).min_teachers
+    assert shares == sorted(shares, reverse=True)
+    assert {round(share, 3) for share in shares} >= {1.0, 0.75, 0.5}
 
 
 def shares(records, teachers):

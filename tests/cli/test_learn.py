@@ -2,8 +2,10 @@
 
 import csv
 import functools
+import html
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from pate_torch.hypotheses.algorithms import ALGORITHMS
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.students.store import load_student
 from tests.command_runs import learn_settings
+from tests.release.json_schema import faults, privacy_schema
 
 settings = functools.partial(learn_settings, Path())
 
@@ -70,6 +73,21 @@ def test_it_charges_what_it_quoted_and_releases_what_predict_applies(
     assert statement["owner"]["contact"] == "the desk" and statement["public_assets"][0]["name"] == "a survey"
     assert statement["declared_values"]["classes"] == "declared by the owner"
     assert statement["chosen_by"] == "public data"
+    # What the hypothesis and its certificate say stands everywhere, and is the same.
+    model = statement["utility"].get("model", {})
+    assert read(home, "summary.json").get("model", {}) == model and faults(statement, privacy_schema()) == []
+    assert ("certificate" in model) == (name in ("sspp", "exponential")) and ("hypothesis" in model) == (
+        name != "convex"
+    )
+    printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
+    for words in (model[key] for key in ("hypothesis", "certificate") if key in model):
+        assert words in printed and words in html.unescape((release(home) / "report.html").read_text()).replace(
+            "\xa0", " "
+        )
+    if name in ("sspp", "exponential"):
+        threshold = re.fullmatch(r"age (>=|<) (0\.\d+) -> (yes, otherwise no|no, otherwise yes)", model["hypothesis"])
+        assert threshold and abs(float(threshold[2]) - 0.5) < 0.1
+        assert model["num_records"] == 3000 and 0 < model["excess_risk"] < 0.1 and model["theorem_num_records"] > 1
     # The release lists the files that are there.
     card = (release(home) / "README.md").read_text()
     assert {file.name for file in release(home).iterdir()} == {
@@ -113,6 +131,7 @@ def test_what_is_not_promised_is_refused_with_the_n_it_takes_and_nothing_is_char
         assert main([name, *given]) == 2
         printed = capsys.readouterr().err
         assert "n >= " in printed and printed.count("\n") == 1, printed
+        assert ("percentage points above" in printed) == (name == "sspp")  # what holds for so few records
     assert not (home / "ledger.sqlite").exists()
     assert main(["exponential", *given, "--alpha", ".2"]) == 0  # promised for so many: nothing to wave through
 
@@ -146,3 +165,31 @@ def test_the_sizes_are_printed_and_read_no_record(home, capsys):
     assert [line.split()[0] for line in lines[2:]] == list(ALGORITHMS)
     assert "epsilon 0.001" in lines[0] and "73,778" in lines[3] and not home.exists()
     assert main(["bounds", "--dimension", "0"]) == 2 and "dimension=0" in capsys.readouterr().err
+
+
+def test_a_sweep_is_for_public_data_and_charges_nothing(home, capsys):
+    given = ["exponential", *settings(private=400), "--sweep", "epsilon=.01,4", "--repeats", "3", "--output", "out"]
+    assert main(given) == 2
+    assert "dataset.benchmark=False: must be true for --sweep" in capsys.readouterr().err and not Path("out").exists()
+    assert main([*given, "dataset.benchmark=true"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("NOT PRIVATE") and len(re.findall(r"0\.\d{4} \(0\.\d{4} to 0\.\d{4}\)", printed)) == 4
+    assert not home.exists() and {file.name for file in Path("out").iterdir()} == {"sweep.json", "sweep.svg"}
+
+
+@pytest.mark.parametrize(
+    "sweep,message",
+    [
+        *(
+            (["--sweep", text], f"sweep='{text}'")
+            for text in ("alpha=.1", "epsilon=a", "epsilon=1..2", "n=1.5", "n=1,")
+        ),
+        (["--sweep", "epsilon=0"], "epsilon=0"),
+        (["--sweep", "n=401"], "n=401"),
+        (["--sweep", "epsilon=1", "--repeats", "0"], "repeats=0"),
+    ],
+    ids=str,
+)
+def test_a_sweep_that_cannot_be_is_refused(sweep, message, home, capsys):
+    assert main(["exponential", *settings(private=400), *sweep, "dataset.benchmark=true"]) == 2
+    assert message in capsys.readouterr().err and not home.exists() and not Path("sweep").exists()

@@ -1,11 +1,13 @@
 """The algorithms of ``pate learn``: their problems, prices and sizes, and audits on two tiny neighbors."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 
 from pate_torch.accounting import accountant as accounting
+from pate_torch.accounting.events import PureDPEvent
 from pate_torch.audit import audit_outcomes
 from pate_torch.hypotheses import exponential
 from pate_torch.hypotheses.algorithms import (
@@ -33,7 +35,7 @@ def test_a_replaced_record_moves_no_other():
     other_x, other_y = x.copy(), y.copy()
     other_x[7], other_y[7] = [0.9, 0.1], (y[7] + 1) % 3
     left, right = (
-        make_problems(data_of(a, b, 3).private, facts_of(data_of(a, b, 3)), LearnOptions(), 0)
+        make_problems(data_of(a, b, 3).private, facts_of(data_of(a, b, 3)), LearnOptions(), 0, 1e-5)
         for a, b in ((x, y), (other_x, other_y))
     )
     assert len(left) == 3
@@ -51,7 +53,7 @@ def test_a_finite_class_has_cuts_of_every_feature():
     """Features whose public values have the same quantiles are two features all the same."""
     generator = np.random.default_rng(0)
     data = data_of(generator.random((30, 3)), np.arange(30) % 2)
-    (part,) = make_problems(data.private, facts_of(data), LearnOptions(cuts=4), 0)
+    (part,) = make_problems(data.private, facts_of(data), LearnOptions(cuts=4), 0, 1e-5)
     part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
     found = part.make_quantile_hypotheses()
     assert {(h.feature, h.is_above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
@@ -74,7 +76,7 @@ def test_impossible_options_are_refused(option):
 
 def test_data_that_no_class_accepts_are_refused():
     data = data_of(np.zeros((4, 2)), np.arange(4) % 2)
-    (part,) = make_problems(data.private, facts_of(data), LearnOptions(points=41), 0)
+    (part,) = make_problems(data.private, facts_of(data), LearnOptions(points=41), 0, 1e-5)
     with pytest.raises(ValueError, match="points=41: must be at most 40"):
         part.select_points(20)
     with pytest.raises(ValueError, match="takes 1 feature"):
@@ -82,10 +84,10 @@ def test_data_that_no_class_accepts_are_refused():
     assert make_hypothesis_class("thresholds", 1) == Thresholds() and make_hypothesis_class("stumps", 2) == Stumps(2)
     images = data_of(np.zeros((4, 2)), np.arange(4) % 2, shape=(1, 1, 2))
     with pytest.raises(ValueError, match="must be a table of features"):
-        make_problems(images.private, facts_of(images), LearnOptions(), 0)
+        make_problems(images.private, facts_of(images), LearnOptions(), 0, 1e-5)
     groups = data_of(np.zeros((4, 2)), np.arange(4) % 2, units=["a", "a", "b", "b"], unit="group:patient")
     with pytest.raises(ValueError, match="the privacy unit is group:patient"):
-        make_problems(groups.private, DatasetFacts.from_dataset(groups, ReplaceOne()), LearnOptions(), 0)
+        make_problems(groups.private, DatasetFacts.from_dataset(groups, ReplaceOne()), LearnOptions(), 0, 1e-5)
 
 
 def neighbor_problem(n, has_extra_positive, options):
@@ -98,7 +100,8 @@ def neighbor_problem(n, has_extra_positive, options):
     scaled_x = np.concatenate([x, np.ones((n, 1))], axis=1) / np.sqrt(2)
     return Problem(
         hypotheses=make_hypothesis_class(options.hypotheses, 1), sample=Sample(x[order], y[order]),
-        public_x=np.tile([[0.0], [1.0]], (4, 1)), scaled_sample=Sample(scaled_x[order], y[order]), options=options,
+        public_x=np.tile([[0.0], [1.0]], (4, 1)), scaled_sample=Sample(scaled_x[order], y[order]),
+        options=options, delta=1e-5,
     )  # fmt: skip
 
 
@@ -110,6 +113,41 @@ def test_a_quote_draws_nothing_and_is_what_is_charged(name):
     ALGORITHMS[name].learn(side, spy)
     assert events and spy.charged == events and charges_first(spy)
     assert accounting.compute_guarantee(events, 1e-5).epsilon <= side.options.epsilon * (1 + 1e-9)
+
+
+@quiet
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("epsilon,delta", [(0.5, 1e-4), (2.0, 1e-5)])
+def test_predictions_cost_all_of_epsilon_and_no_more(num_classes, epsilon, delta):
+    """Equal shares of epsilon, 1/m each, would leave 20 to 40 % of it unspent."""
+    data = data_of(np.random.default_rng(0).random((900, 2)), np.arange(900) % num_classes, num_classes)
+    options = LearnOptions(epsilon=epsilon, constants="sharp")
+    parts = make_problems(data.private, facts_of(data), options, 0, delta)
+    events = [e for part in parts for e in plan_events(ALGORITHMS["private-prediction"], part, "torch")]
+    assert sum(e.count for e in events) == 20 * len(parts)
+    assert 0.99 * epsilon < accounting.compute_guarantee(events, delta).epsilon <= epsilon
+    shares = [PureDPEvent(epsilon=epsilon / 20 / len(parts), count=e.count) for e in events]
+    assert accounting.compute_guarantee(shares, delta).epsilon < 0.85 * epsilon
+
+
+@pytest.mark.parametrize("name", ["sspp", "exponential"])
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_a_certificate_counts_the_candidates_that_are_drawn_from(name, num_classes, monkeypatch):
+    data = data_of(np.random.default_rng(0).random((900, 2)), np.arange(900) % num_classes, num_classes)
+    part = make_problems(data.private, facts_of(data), LearnOptions(epsilon=0.9), 0, 1e-5)[0]
+    drawn = []
+    right = exponential.draw_gumbel_max
+    monkeypatch.setattr(exponential, "draw_gumbel_max", lambda u, *rest: drawn.append(len(u)) or right(u, *rest))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan_events(ALGORITHMS[name], part, "torch")
+    facts = ALGORITHMS[name].certify(part)
+    problems = len(data.spec.class_names) if num_classes > 2 else 1
+    share = 0.1 / problems / 3
+    expected = exponential.compute_excess_risk(900, drawn[0], 0.9 / problems, (share, share, share))
+    assert facts["num_candidates"] == drawn[0] > 40 and facts["excess_risk"] == pytest.approx(expected)
+    assert ("each rule for one class" in facts["certificate"]) == (num_classes > 2)
+    assert ALGORITHMS["convex"].certify(part) == ALGORITHMS["private-prediction"].certify(part) == {}
 
 
 def test_the_sizes_are_the_theorems():

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import kstest
 
 from benchmarks.theory.classes import Listed
@@ -12,7 +13,9 @@ from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.hypotheses import exponential
 from pate_torch.hypotheses.classes import Thresholds
 from pate_torch.hypotheses.exponential import (
+    certify,
     compute_convex_size,
+    compute_excess_risk,
     compute_min_acceptance,
     compute_sspp_private_size,
     compute_sspp_public_size,
@@ -21,7 +24,7 @@ from pate_torch.hypotheses.exponential import (
     run_sspp,
 )
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample
-from pate_torch.mechanisms.exponential import compute_log_probabilities
+from pate_torch.mechanisms.exponential import compute_log_probabilities, draw_gumbel_max
 from pate_torch.privacy.noise import DryRunNoise
 from tests.hypotheses.exact_laws import Spy, all_laws, charges_first, fit, quiet, sample_of, threshold_law, worst
 
@@ -212,3 +215,54 @@ def test_the_convex_excess_is_dimension_over_rate(dimension):
         assert excess <= dimension * (1 + 1e-3)
     assert excess == pytest.approx(dimension, rel=1e-3)
     assert compute_convex_size(dimension, epsilon=0.5, alpha=0.1, loss_range=2.0) == pytest.approx(80 * dimension)
+
+
+# ---- Accuracy at a given number of records ---------------------------------------------------------------------------
+
+
+def test_the_certificate_of_mushroom_is_that_of_the_formula():
+    assert compute_excess_risk(6499, 254, 1.0, (0.05, 0.025, 0.025)) == pytest.approx(0.0461, abs=5e-5)
+    facts = certify(6499, 254, 1.0, 0.1, 1, (1_800_310.2, "excess error 0.1"))
+    assert facts["excess_risk"] == pytest.approx(0.0452, abs=5e-5) and facts["probability"] == 0.9
+    assert "at most 4.6 percentage points" in facts["certificate"]  # rounded up
+    assert "With probability 0.9," in facts["certificate"] and "among 254 rules" in facts["certificate"]
+    assert "needs n >= 1,800,311 for its own promise (excess error 0.1)" in facts["certificate"]
+    assert compute_excess_risk(6499, 1, 1.0, (0.01,) * 3) == 0 and compute_excess_risk(3, 254, 1.0, (0.1,) * 3) == 1
+
+
+def test_each_term_of_the_certificate_holds_exactly_and_half_of_it_does_not():
+    """The mechanism by its exact law, all others t errors above the best; deviations by exact binomials."""
+    n, M, epsilon, b = 400, 64, 0.5, 0.05
+
+    def chance_of_others(errors):
+        weight = (M - 1) * math.exp(-epsilon * errors / 2)
+        return weight / (1 + weight)
+
+    draw_term = 2 * math.log(M / b) / epsilon  # in errors
+    assert chance_of_others(draw_term) <= b < chance_of_others(draw_term / 2)
+    for risk in (0.1, 0.3, 0.5):
+        all_term, best_term = math.sqrt(n * math.log(M / b) / 2), math.sqrt(n * math.log(1 / b) / 2)
+        too_few = M * stats.binom.cdf(math.ceil(n * risk - all_term) - 1, n, risk)
+        too_many = stats.binom.sf(math.floor(n * risk + best_term), n, risk)
+        assert too_few <= b and too_many <= b
+    assert stats.binom.sf(math.floor(n / 2 + best_term / 2), n, 0.5) > b
+    assert 1 - stats.binom.sf(math.ceil(n / 2 - all_term / 2) - 1, n, 0.5) ** M > b
+    sum_of_terms = (draw_term + all_term + best_term) / n
+    assert compute_excess_risk(n, M, epsilon, (b, b, b)) == pytest.approx(sum_of_terms)
+
+
+def test_the_certificate_covers_and_half_of_it_does_not():
+    """Independent candidates, of which one errs less by a little more than is certified: it must be drawn, and is not
+    where the gap is a little more than half of the certificate.
+    """
+    n, M, epsilon, failure, draws = 200, 4096, 2.0, 0.1, 300
+    excess = compute_excess_risk(n, M, epsilon, (failure / 3,) * 3)
+    generator, noise = np.random.default_rng(0), DryRunNoise(insecure_seed=0)
+
+    def fails(gap):
+        risk = np.full(M, 0.5)
+        risk[0] -= gap
+        chosen = [draw_gumbel_max(-generator.binomial(n, risk), epsilon / 2, noise) for _ in range(draws)]
+        return np.mean(np.array(chosen) != 0)
+
+    assert fails(1.01 * excess) <= failure < 0.14 < fails(0.51 * excess)

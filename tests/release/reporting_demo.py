@@ -71,7 +71,7 @@ def demo(**changes: Any) -> ReleaseReport:
         **{"queries_asked": QUERIES, "queries_answered": QUERIES, "declared_size": None, "public_share": 0.0},
         **{"release_id": "00000000000000bb", "reuses_labels": False, "answer_files": ("labels.csv",)},
         **{"student": "fixmatch", "class_names": tuple("0123456789"), "input_kind": "rows"},
-        **{"encoder": None, "includes_encoder": False},
+        **{"encoder": None, "includes_encoder": False, "model": {}},
         "assets": (
             PublicAsset(role="public points", name="handwriting of volunteers", sha256="d" * 64, licence="CC0-1.0"),
             PublicAsset(role="encoder", name="shapes", sha256="e" * 64, trained_on="drawings"),
