@@ -6,11 +6,10 @@
 
 The keys are those of ``train.py``; ``teachers`` stands for ``num_teachers``. A plan contains every combination of the
 listed values. Without a list, a plan also tries half and twice the sigma and, with a pilot (``planning/pilot.py``),
-half and twice K. A pilot tries the choices on public data: on a file of labeled public records like the private ones,
-which the run uses as ``dataset.public_path``, or on the benchmark ``pilot.dataset``.
+half and twice K. A pilot tries the choices on the public data ``pilot.dataset``: a benchmark, or a file of labeled
+records. ``pate plan public.csv`` also makes this file the run's ``dataset.public_path``.
 
     pate diagnose public.csv dataset.path=private.csv dataset.label=income dataset.nominal_size=20000
-    pate diagnose dataset=mushroom privacy.target_epsilon=1    # a benchmark, whose records are all public
 
 ``pate diagnose`` measures teachers on these data first, chooses K, mechanism and questions, and reads no ledger.
 
@@ -66,7 +65,7 @@ SWEEP_KEYS = (
 MAX_ROWS = 60
 MIN_DIAGNOSED_TEACHERS = 16
 DIAGNOSED_MECHANISMS: dict[str, Axes] = {"gaussian": {}, "sparse_vector": {"mechanism.max_failures": ("1", "4", "16")}}
-PILOT_ADVICE = "Set it to a public benchmark, or to a data set file in your hydra.searchpath with benchmark: true."
+PILOT_ADVICE = "Set it to a public benchmark, a file of public records, or your data set file with benchmark: true."
 DEFAULT_NUM_CLASSES = 2
 
 
@@ -77,9 +76,9 @@ def diagnose(arguments: Sequence[str] | None = None) -> int:
 
 def main(arguments: Sequence[str] | None = None, *, diagnoses: bool = False) -> int:
     """Run the command and return its exit code."""
-    name, text = "diagnose" if diagnoses else "plan", "public file, and settings of train.py and pilot.*"
-    parser = argparse.ArgumentParser(prog=f"pate {name}", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("settings", nargs="*", metavar="PUBLIC | key=value", help=text)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    help_text = "file of labeled public records, and settings of train.py and pilot.*"
+    parser.add_argument("settings", nargs="*", metavar="PUBLIC | key=value", help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args(arguments)
 
@@ -91,10 +90,7 @@ def main(arguments: Sequence[str] | None = None, *, diagnoses: bool = False) -> 
 
 
 def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:
-    """Evaluate all choices that these settings of train.py describe. Raise ValueError if a setting is wrong.
-
-    With ``diagnoses``, measure teachers on public data, and evaluate the choices for the measured sizes of a shard.
-    """
+    """Evaluate these settings, or those that ``diagnoses`` finds for them. Raise ValueError if a setting is wrong."""
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
     with hydra_config.open_configuration():
@@ -104,7 +100,7 @@ def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
             problem = "cannot be combined with a list for mechanism.sigma, because it determines mechanism.sigma"
             raise checks.error("privacy.target_epsilon", terms.target_epsilon, problem, "Omit one of the two keys.")
-        has_pilot, shards = diagnoses or bool(options.dataset or options.path), tuple[ShardDiagnosis, ...]()
+        has_pilot, shards = diagnoses or options.dataset is not None, tuple[ShardDiagnosis, ...]()
         pilot = _make_pilot(options, base, fixed_settings) if has_pilot else None
         num_classes = pilot.data.spec.num_classes if pilot else facts.num_classes or DEFAULT_NUM_CLASSES
         evaluate = PlanEvaluator(facts=facts, num_classes=num_classes, account=account, pilot=pilot)
@@ -140,8 +136,7 @@ def _diagnose(
     if base.privacy.target_epsilon is None:
         settings += (f"privacy.target_epsilon={evaluate.get_budget(base):g}",)
     max_size = min(len(pilot.data.private), pilot.num_records) // MIN_DIAGNOSED_TEACHERS
-    sizes = sorted({max(1, max_size // 3**step) for step in range(5)}, reverse=True)
-    counts = list(dict.fromkeys(pilot.num_records // size for size in sizes))
+    counts = sorted({pilot.num_records // max(1, max_size // 3**step) for step in range(5)})
     max_queries = len(pilot.data.pool)
     queries = sorted({max(min(10, max_queries), max_queries // 4**step) for step in range(3)})
     shards = tuple(diagnose_shards(pilot, replace(method, num_teachers=count)) for count in counts)
@@ -182,7 +177,7 @@ def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Setting
     options, axes, fixed_settings = dict[str, Any](), Axes(), dict[str, str]()
     if files := [setting for setting in settings if "=" not in setting and not setting.startswith("~")][:1]:
         defaults = [] if any(setting.startswith("dataset=") for setting in settings) else ["dataset=csv"]
-        defaults += [f"dataset.public_path={files[0]}", f"pilot.path={files[0]}"]
+        defaults += [f"dataset.public_path={files[0]}", f"pilot.dataset={files[0]}"]
         settings = [*defaults, *(setting for setting in settings if setting != files[0])]
     for setting in settings:
         setting = f"num_{setting}" if setting.startswith("teachers=") else setting
@@ -233,23 +228,19 @@ def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Itera
 
 
 def _make_pilot(options: PilotConfig, base: RunConfig, fixed_settings: Settings) -> Pilot:
-    """Load the public data of the pilot: ``options.path``, ``options.dataset`` or the planned benchmark itself.
+    """Load the public data of the pilot, else the planned benchmark. Raise ValueError if they may be private."""
 
-    Raise ValueError if these data are not declared as public, or may hold the private records of the plan.
-    """
-
-    def refuse(problem: str, fix: str = PILOT_ADVICE) -> ValueError:
-        name = "dataset" if options.path is None else "path"
-        return checks.error(f"pilot.{name}", getattr(options, name), problem, fix)
+    def refuse(problem: str) -> ValueError:
+        return checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
 
     planned = base.dataset
     while isinstance(planned, EncodedDataset | LabelPrivacyDataset):
         planned = planned.source
     planned_facts, source = planned.declared_facts(), planned
-    if options.path is not None:
+    if {".", "/"} & set(options.dataset or ""):
         if not isinstance(planned, FileSource):
-            raise refuse("can only replace the file of a data set of files", "Set pilot.dataset.")
-        files: dict[str, Any] = {"path": options.path, "public_path": None, "test_path": None, "benchmark": True}
+            raise refuse(f"must not be a file, because dataset={planned_facts.name} is not in files of the user")
+        files: dict[str, Any] = {"path": options.dataset, "public_path": None, "test_path": None, "benchmark": True}
         files |= {"roles": "hash", "fractions": (0.5, 0.4, 0.1)}  # half of the records train teachers
         source = replace(planned, name=f"{planned.name}.public", **files)
     elif options.dataset is not None:
@@ -265,8 +256,7 @@ def _make_pilot(options: PilotConfig, base: RunConfig, fixed_settings: Settings)
     are_other_files = facts.paths and private_paths and not facts.paths & private_paths
     is_same = facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files)
     if is_same and source is not planned:
-        problem = "must not hold the private records of the plan: both data sets need a different dataset.path"
-        raise refuse(problem, PILOT_ADVICE if options.path is None else "Set dataset.path, which is not opened.")
+        raise refuse("must not hold the private records of the plan: both data sets need a different dataset.path")
     if not facts.is_benchmark:
         raise refuse("must be declared as public, because a plan reads no private record")
     if planned_facts.num_private is None:
@@ -288,7 +278,7 @@ def _make_notes(evaluate: PlanEvaluator, options: PilotConfig) -> Iterator[str]:
     if facts.num_private is None:
         yield "Shard sizes are unknown. Declare the number of private records by dataset.nominal_size."
     if evaluate.pilot is not None:
-        source = options.dataset or options.path or facts.name
+        source = options.dataset or facts.name
         yield f"The forecasts are measured on {source}, and apply to data that resemble it."
     if account is not None:
         spent = "no total (NOT PRIVATE)" if account.guarantee is None else f"epsilon {account.guarantee.epsilon:.4g}"

@@ -314,7 +314,7 @@ def format_table(report: PlanReport) -> list[str]:
     columns = {name: [name, *map(cell, report.choices)] for name, cell in _CELLS.items()}
     widths = {name: max(map(len, cells)) for name, cells in columns.items() if set(cells) != {name, "-"}}
     if report.shards:
-        widths = {name: width for name, width in widths.items() if name not in ("shard", "fits", "lead")}
+        widths = {name: width for name, width in widths.items() if name not in ("shard", "fits")}
     for name in sorted(_OPTIONAL_COLUMNS, key=lambda name: len(set(columns[name])) > 2):
         if sum(widths.values()) + 2 * len(widths) - 1 > WIDTH:
             widths.pop(name, None)

@@ -26,7 +26,7 @@ LEGEND = (
     "vote: % points by which the vote of those tried is right more often than one.",
     "alpha: on-average stability, the root mean square change of a teacher's",
     "  probabilities if one of its records is replaced.",
-    "nu(x): % of the points on which half of the winner's lead is at most x K votes.",
+    "nu.1: % of the points on which half of the winner's lead is at most .1 K votes.",
 )
 
 
@@ -38,7 +38,6 @@ class ShardDiagnosis:
         num_teachers: Number K of teachers that the planned records give at this size.
         shard_size: Number of records per teacher.
         num_tried: Number of teachers that were trained on public records.
-        num_points: Number of public points on which they were evaluated.
         teacher_accuracy: Accuracy of one teacher.
         vote_gain: Accuracy of the vote minus ``teacher_accuracy``, given the teachers that were trained.
         voting: "helps", "harms", or "same" if the interval of the gain contains 0.
@@ -49,7 +48,6 @@ class ShardDiagnosis:
     num_teachers: int
     shard_size: int
     num_tried: int
-    num_points: int
     teacher_accuracy: tuple[float, float]
     vote_gain: tuple[float, float]
     voting: str
@@ -69,7 +67,6 @@ def diagnose_shards(pilot: Pilot, method: TeacherVotes) -> ShardDiagnosis:
         num_teachers=method.num_teachers,
         shard_size=pilot.num_records // method.num_teachers,
         num_tried=len(label_KQ),
-        num_points=len(truth_Q),
         teacher_accuracy=_estimate(right_KQ.mean(1), right_KQ.mean(0)),
         vote_gain=(gain, half_width),
         voting="same" if abs(gain) <= half_width else "helps" if gain > 0 else "harms",
@@ -94,7 +91,7 @@ def compute_margin_curve(votes: Votes, xi_X: np.ndarray) -> np.ndarray:
 
 
 def compute_proposition_18(
-    m: int, *, nu: float, xi: float, epsilon: float, delta: float, gamma: float = 0.05
+    m: int, *, nu: float, xi: float, epsilon: float, delta: float, gamma: float
 ) -> tuple[int, int]:
     """Compute (T, K) with which the sparse vector answers all m queries but T as infinitely many teachers would.
 
@@ -113,35 +110,29 @@ def compute_proposition_18(
 
 def format_shards(shards: tuple[ShardDiagnosis, ...]) -> list[str]:
     """Format a line for each size of a shard, and the meaning of every column, in 80 columns."""
-    rows = [["K", "shard", "tried", "one", "vote", "voting", "alpha", "nu(.1)", "nu(.2)", "nu(.4)"]]
+    rows = [["K", "shard", "tried", "one", "vote", "voting", "alpha", "nu.1", "nu.2", "nu.4"]]
     for s in shards:
         (one, half), (gain, gain_half), percent = s.teacher_accuracy, s.vote_gain, [100 * s.nu[i] for i in (10, 20, 40)]
         row = f"{s.num_teachers} {s.shard_size} {s.num_tried} {100 * one:.1f}±{100 * half:.1f} {100 * gain:+.1f}"
         row += f"±{100 * gain_half:.1f} {s.voting} {s.instability[0] ** 0.5:.3f}"
         rows.append([*row.split(), *(f"{value:.0f}" for value in percent)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    scope = f"On {shards[0].num_points} public points without teachers' records; so are data like these (± 95 %)."
+    scope = "On public records that train no teacher, and for data like them (± 95 %):"
     return [scope, "", *("  ".join(map(str.rjust, row, widths)) for row in rows), "", *LEGEND, ""]
 
 
-def explain_theory(
-    shard: ShardDiagnosis, lead: float | None, num_queries: int, epsilon: float, delta: float
-) -> list[str]:
-    """Explain what the noise and LZCW21 Proposition 18 ask of the votes. ``lead`` is what a useful label needs."""
+def explain_theory(shard: ShardDiagnosis, lead: float | None, m: int, epsilon: float, delta: float) -> list[str]:
+    """Explain what m questions ask of the votes. ``lead`` is the lead that a useful label needs, in votes."""
     K, notes = shard.num_teachers, list[str]()
     if shard.voting == "harms":
         notes.append("Voting harms here: try larger shards, another teacher, or method=gradients, which has no vote.")
     if lead is not None and lead < K:
-        notes.append(
-            f"Theory: {100 * shard.nu[int(lead / K * 50)]:.0f} % of the points have no lead of {lead:.3g} votes."
-        )
-    terms = {"epsilon": epsilon, "delta": delta}
-    proofs = [
-        compute_proposition_18(num_queries, nu=nu, xi=xi, **terms) for nu, xi in zip(shard.nu, XI, strict=True) if xi
-    ]
-    T, needed = min((p for p in proofs if p[0] < num_queries), key=lambda p: p[1], default=(num_queries, 0))
+        notes.append(f"A lead of {lead:.3g} is above that of {100 * shard.nu[int(lead / K * 50)]:.0f} % of the points.")
+    terms = {"epsilon": epsilon, "delta": delta, "gamma": 0.05}
+    curve = zip(shard.nu[1:], XI[1:].tolist(), strict=True)
+    proofs = [compute_proposition_18(m, nu=nu, xi=xi, **terms) for nu, xi in curve]
+    T, needed = min((proof for proof in proofs if proof[0] < m), key=lambda proof: proof[1], default=(m, 0))
     promise = (
-        f"the sparse vector answers all but {T} of {num_queries} questions with {needed:,} teachers; there are {K}"
+        f"that the sparse vector answers all but {T} of {m} questions with {needed:,} such teachers; there are {K}"
     )
-    text = promise if needed else "no number of teachers of so small margins answers a question by the sparse vector"
-    return [*notes, f"Theory (LZCW21 Proposition 18, probability .95): {text}."]
+    return [*notes, f"LZCW21 Proposition 18 promises {promise if needed else 'no answer to the sparse vector'}."]

@@ -11,7 +11,6 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +18,8 @@ from pate_torch.core import checks, rng
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.partition import select
-from pate_torch.privacy.records import Dataset, MechanismContext, Shards
+from pate_torch.privacy.partition import ReplaceOne, select
+from pate_torch.privacy.records import Dataset, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.recipe import TrainingExecution
 from pate_torch.teachers.training import train
@@ -35,23 +34,19 @@ class PilotConfig:
     """Options of a pilot.
 
     Attributes:
-        dataset: Name of a public data set, as for ``dataset=``. None for ``path``.
-        path: File or folder of labeled public records of the planned kind. None for ``dataset``.
+        dataset: Name of a public data set, as for ``dataset=``, or the path (with a dot or a slash) of labeled public
+            records of the planned kind. None to run no pilot, or to diagnose the planned benchmark itself.
         num_queries: Smallest number of simulated questions.
         teachers: Largest number of teachers that are trained.
     """
 
     dataset: str | None = None
-    path: str | None = None
     num_queries: int = 2000
     teachers: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("dataset", "path"):
-            if getattr(self, name) is not None:
-                checks.nonempty_string(f"pilot.{name}", getattr(self, name))
-        if self.dataset is not None and self.path is not None:
-            raise checks.error("pilot.path", self.path, "cannot be combined with pilot.dataset", "Omit one of the two.")
+        if self.dataset is not None:
+            checks.nonempty_string("pilot.dataset", self.dataset)
         checks.integer("pilot.num_queries", self.num_queries, low=100, high=MAX_PILOT_QUERIES)
         checks.integer("pilot.teachers", self.teachers, low=MIN_PILOT_TEACHERS)
 
@@ -102,32 +97,26 @@ class Pilot:
         With ``replaces_one``, one record of each shard is another record, and the teachers have the same randomness.
         Raise ValueError if there are too few data.
         """
-        key = (self.num_records // method.num_teachers, replaces_one)
-        if key not in self._predictions:
-            self._predictions[key] = self._train_and_predict(method, *key)
-        return self._predictions[key]
-
-    def _train_and_predict(self, method: TeacherVotes, shard_size: int, replaces_one: bool) -> Tensor:
-        config, data, recipe = self.config, self.data, method.teacher
+        shard_size = self.num_records // method.num_teachers
+        config, data, recipe, key = self.config, self.data, method.teacher, (shard_size, replaces_one)
+        if key in self._predictions:
+            return self._predictions[key]
         num_teachers = min(config.teachers, method.num_teachers, len(data.private) // max(shard_size, 1))
         if shard_size < 1 or num_teachers < min(MIN_PILOT_TEACHERS, method.num_teachers):
             problem = f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each"
-            raise checks.error(
-                "pilot", config.path or config.dataset, problem, "Use more public data or more teachers."
-            )
+            raise checks.error("pilot.dataset", config.dataset, problem, "Use more public data or more teachers.")
         # The records are shuffled, because files are often sorted by class.
         order_N = rng.make_numpy_generator(self.seed, "plan", "records").permutation(len(data.private))
-        index_KS = order_N[: num_teachers * shard_size].reshape(num_teachers, shard_size)
-        if replaces_one:  # by the first record of another shard; no other shard has this record any more
-            index_KS[:, 0] = np.roll(index_KS[:, 0], 1)
-        records = replace(select(data.private, index_KS.reshape(-1)), unit="record")
-        shard_KS = torch.arange(index_KS.size).view(index_KS.shape)
-        shards = Shards(shard_KS, torch.ones_like(shard_KS, dtype=torch.bool), "replace_one")
+        records = replace(select(data.private, order_N[: num_teachers * shard_size]), unit="record")
+        shards = ReplaceOne().make_shards(records, num_teachers, self.seed)
+        if replaces_one:
+            shards.index_KS[:, 0] = shards.index_KS[:, 0].roll(1)
         recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS))
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
         execution = TrainingExecution(backend="vectorized")
         ensemble = train(records, data.spec, shards, recipe, seed=self.seed, execution=execution, trunk=trunk)
-        return ensemble.predict_proba(self.questions[0])
+        self._predictions[key] = ensemble.predict_proba(self.questions[0])
+        return self._predictions[key]
 
 
 def simulate_release(
