@@ -63,7 +63,6 @@ SWEEP_KEYS = (
 )
 """Keys that may list several values. The table of the plan has a column for each of them."""
 MAX_ROWS = 60
-MIN_DIAGNOSED_TEACHERS = 16
 DIAGNOSED_MECHANISMS: dict[str, Axes] = {"gaussian": {}, "sparse_vector": {"mechanism.max_failures": ("1", "4", "16")}}
 PILOT_ADVICE = "Set it to a public benchmark, a file of public records, or your data set file with benchmark: true."
 DEFAULT_NUM_CLASSES = 2
@@ -133,11 +132,11 @@ def _diagnose(
             raise ValueError(f"{key}: must not be set, because the diagnosis recommends it. Omit it, or use pate plan.")
     if not isinstance(method, TeacherVotes):
         raise checks.error("method", method.name, "must be a method of teachers", "Omit method.")
+    settings += () if "query" in keys else ("query=random",)  # a pilot asks the points in random order
     if base.privacy.target_epsilon is None:
         settings += (f"privacy.target_epsilon={evaluate.get_budget(base):g}",)
-    max_size = min(len(pilot.data.private), pilot.num_records) // MIN_DIAGNOSED_TEACHERS
+    max_size, max_queries = min(len(pilot.data.private), pilot.num_records) // 16, len(pilot.data.pool)
     counts = sorted({pilot.num_records // max(1, max_size // 3**step) for step in range(5)})
-    max_queries = len(pilot.data.pool)
     queries = sorted({max(min(10, max_queries), max_queries // 4**step) for step in range(3)})
     shards = tuple(diagnose_shards(pilot, replace(method, num_teachers=count)) for count in counts)
     plans = dict[Choice, RunConfig]()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import json
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -272,7 +273,7 @@ def format_report(report: PlanReport) -> str:
         notes.append("* The smallest epsilon with at least 95 % of the largest number of effective labels.")
     lines += ["", *(line for note in notes for line in _wrap(note, 2))]
     if best is not None:
-        words = " ".join(["python train.py", *best.settings])
+        words = " ".join(["python train.py", *map(shlex.quote, best.settings)])
         command = textwrap.wrap(words, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
         lines.append("  " + " \\\n    ".join(command))
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """``pate plan``: the choices that settings name, what it must not touch, and every wrong argument in one line."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli import plan as command
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.planning.choice import format_report
 from pate_torch.planning.pilot import Pilot
 from pate_torch.privacy.ledger import Ledger
 from tests import ROOT
@@ -206,19 +208,17 @@ def write_table(file: Path, count: int, *, labeled: bool = True) -> str:
     return str(file)
 
 
-def test_a_diagnosis_reads_public_rows_alone_and_its_command_can_be_planned(tmp_path, home, capsys):
+def test_a_diagnosis_reads_public_rows_alone_and_its_command_can_be_planned(tmp_path, home):
     """The private file does not even exist, and no ledger is made. The plan of the same pilot has the same forecast."""
     public = write_table(tmp_path / "public.csv", 400)
-    assert command.diagnose((public, *TABLE, *QUICK)) == 0
-    text = capsys.readouterr().out
+    report = command.plan((public, *TABLE, *QUICK), diagnoses=True)
+    text, found = format_report(report), json.loads(report.to_json())
     assert list(home.iterdir()) == [] and max(map(len, text.splitlines())) <= 80 + len(public)
-    words = text.partition("python train.py ")[2].replace("\\\n", " ").split()
+    words = shlex.split(text.partition("python train.py ")[2].replace("\\\n", " "))
     method = run_plan(*[word for word in words if not word.startswith("pilot.")]).method
     assert {f"dataset.public_path={public}", "dataset.path=private.csv", "mechanism=gaussian"} <= set(words)
     assert not any(word.startswith("pilot.") for word in words)
     assert "helps" in text and "Proposition 18" in text and "resemble it" in text
-    assert command.diagnose((public, *TABLE, *QUICK, "--json")) == 0
-    found = json.loads(capsys.readouterr().out)
     best = found["choices"][found["best"]]
     assert (best["num_teachers"], best["num_queries"]) == (method.num_teachers, method.num_queries)
     assert {choice["mechanism"] for choice in found["choices"]} == {"gaussian", "sparse_vector"}
@@ -230,7 +230,8 @@ def test_a_diagnosis_reads_public_rows_alone_and_its_command_can_be_planned(tmp_
     assert choice.forecast.accuracy == best["forecast"]["accuracy"]
 
 
-def test_a_benchmark_is_diagnosed_on_itself(capsys):
+def test_a_benchmark_is_diagnosed_on_itself(capsys, monkeypatch):
+    monkeypatch.setattr(command, "DIAGNOSED_MECHANISMS", {"gaussian": {}})
     assert command.diagnose(("privacy.target_epsilon=2", "teacher=logistic", *QUICK)) == 0
     text = capsys.readouterr().out
     assert "measured on digits" in text and "python train.py privacy.target_epsilon=2" in text
