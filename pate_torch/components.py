@@ -36,6 +36,7 @@ _TEACHER: Final = _target(
     network="${recommended.network}",
     steps="${recommended.steps}",
     batch_size="${recommended.batch_size}",
+    learning_rate="${recommended.learning_rate}",
     augment="${recommended.augment}",
 )
 _NONE: Final = {"none": {"name": "none"}}

@@ -10,6 +10,7 @@ import torch
 
 from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.filters import FILTER_KINDS
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Callback, Stages
 from pate_torch.data.base import DatasetSource
@@ -40,6 +41,10 @@ class PrivacyConfig:
         budget_epsilon: Cap of the account, which its first charge fixes. If None, the account keeps its cap, and a new
             account gets ``opening_budget``.
         opening_budget: Cap of a new account for which ``budget_epsilon`` is None.
+        delta_reserve: Part of delta that a new account reserves for failures, as those of sparse vectors and DP-SGD,
+            fixed by its first charge. None for a tenth (``PrivacyFilter.from_planned_events``).
+        filter: Privacy filter of a new account: "gdp" is exact for Gaussian noise and admits little else, and "rdp"
+            suits mixtures. None for "gdp" if the first release has Gaussian noise only.
         target_epsilon: Epsilon of the release, to which its noise is calibrated. None to use the noise of the method.
         allow_duplicate_account: Whether this account may be charged for records that another account was charged for.
         first_charge_only: Whether the charge is refused if the account has any reservation.
@@ -55,6 +60,8 @@ class PrivacyConfig:
     insecure_noise_seed: int | None = None
     budget_epsilon: float | None = None
     opening_budget: float = 10.0
+    delta_reserve: float | None = None
+    filter: str | None = None
     target_epsilon: float | None = None
     allow_duplicate_account: bool = False
     first_charge_only: bool = False
@@ -66,6 +73,10 @@ class PrivacyConfig:
             if getattr(self, key) is not None:
                 checks.positive(f"privacy.{key}", getattr(self, key))
         checks.positive("privacy.opening_budget", self.opening_budget)
+        if self.delta_reserve is not None:
+            checks.between("privacy.delta_reserve", self.delta_reserve, 0, self.delta)
+        if self.filter is not None:
+            checks.one_of("privacy.filter", self.filter, FILTER_KINDS)
         for key in ("allow_duplicate_account", "spend_anyway"):
             checks.boolean(f"privacy.{key}", getattr(self, key))
         if self.chosen_by is not None:

@@ -295,6 +295,8 @@ def _open_account(
         budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
         planned_events=planned_events,
         noise=kind,
+        delta_reserve=privacy.delta_reserve,
+        filter=privacy.filter,
         **terms,
     )
     charges = ledger.get_account(name).charges.values()
@@ -330,7 +332,15 @@ def _check_new_account_cap(
     key, cap = "budget_epsilon", privacy.budget_epsilon
     if cap is None:
         key, cap = "opening_budget", privacy.opening_budget
-    if not PrivacyFilter.can_admit(planned_events, epsilon=cap, delta=privacy.delta):
+    account_filter = PrivacyFilter.from_planned_events(
+        planned_events, epsilon=cap, delta=privacy.delta, delta_reserve=privacy.delta_reserve, kind=privacy.filter
+    )
+    failure_delta, reserve = account_filter.compute_cost(planned_events).delta, account_filter.delta_reserve
+    if failure_delta > reserve:
+        problem = f"is less than {failure_delta:.3g}, the probability with which this run alone may fail"
+        fix = f"Reserve more when the account opens, but less than privacy.delta={privacy.delta:g}, or raise both."
+        raise checks.error("privacy.delta_reserve", reserve, problem, fix)
+    if not account_filter.admits_first(planned_events):
         guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
         problem = (
             f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"

@@ -145,8 +145,8 @@ def _teach(split: Split, release: Release) -> Found:
     )
 
 
-def _gnmax(split: Split, epsilon: float, *, active: bool, rule: str = "exact") -> Found:
-    release, _ = split.release_gaussian_labels(active=active, rule=rule, epsilon=epsilon)
+def _gnmax(split: Split, epsilon: float, *, active: bool) -> Found:
+    release, _ = split.release_gaussian_labels(active=active, epsilon=epsilon)
     predicted, spent, answered = _teach(split, release)
     return predicted, math.inf if math.isinf(epsilon) else spent, answered
 
@@ -223,8 +223,6 @@ ROWS: dict[str, Method] = {
     "no privacy: ASQ": Method(partial(_gnmax, active=True), free=True, printed="ASQ"),
     "PSQ": Method(partial(_gnmax, active=False), printed="PSQ"),
     "ASQ": Method(partial(_gnmax, active=True), printed="ASQ"),
-    "PSQ, printed noise": Method(partial(_gnmax, active=False, rule="printed")),
-    "ASQ, printed noise": Method(partial(_gnmax, active=True, rule="printed")),
     # BTT18
     "sparse vector, T = 1": Method(partial(_sparse, soft=False)),
     "soft labels, T = 1": Method(partial(_sparse, soft=True)),

@@ -25,14 +25,11 @@ from pate_torch.core.progress import Stages
 
 @dataclass(frozen=True, kw_only=True)
 class Liu2021Table4(SplitStudy):
-    """The table; ``printed``: whether to measure at the noise that Algorithm 1 prints, too."""
-
-    printed: bool = True
+    """The table."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("study.repeats", self.repeats, low=2, fix="An interval takes two.")
-        checks.boolean("study.printed", self.printed)
 
     def run(self, plan: RunConfig) -> None:
         """Measure every split of every table; print and write the tables into the run's folder."""
@@ -56,10 +53,9 @@ class Liu2021Table4(SplitStudy):
         print(tables.format_tables(facts, cells))
 
     def measure(self, split: Split) -> list[Table4Cell]:
-        """Measure both methods: without privacy, at each epsilon by exact calibration, and by the printed formula."""
-        rules = ("exact", "printed") if self.printed else ("exact",)
-        columns = [("none", math.inf), *((rule, float(epsilon)) for epsilon in self.epsilons for rule in rules)]
-        return [measure_cell(split, active, *column) for active in (False, True) for column in columns]
+        """Measure both methods, without privacy and at each epsilon."""
+        columns = (math.inf, *map(float, self.epsilons))
+        return [measure_cell(split, active, epsilon) for active in (False, True) for epsilon in columns]
 
 
 def describe_split(split: Split) -> SplitFacts:
@@ -81,9 +77,9 @@ def describe_split(split: Split) -> SplitFacts:
     )
 
 
-def measure_cell(split: Split, active: bool, rule: str, epsilon: float) -> Table4Cell:
+def measure_cell(split: Split, active: bool, epsilon: float) -> Table4Cell:
     """Release labels once, and measure them and the student that learns from them."""
-    release, sigma = split.release_gaussian_labels(active=active, rule=rule, epsilon=epsilon)
+    release, sigma = split.release_gaussian_labels(active=active, epsilon=epsilon)
     accuracy, balanced = split.compute_accuracies(split.fit_student(release).predict(split.data.evaluation.x))
     spent = accounting.compute_guarantee(release.events, split.delta).epsilon
     pool_y = split.data.evaluation.pool_y
@@ -92,7 +88,6 @@ def measure_cell(split: Split, active: bool, rule: str, epsilon: float) -> Table
         dataset=split.name,
         split=split.number,
         method="ASQ" if active else "PSQ",
-        rule=rule,
         epsilon=epsilon,
         sigma=sigma,
         queries=len(release.query_Q),

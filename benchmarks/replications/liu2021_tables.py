@@ -68,11 +68,9 @@ class Table4Cell(Cell):
     """One method at one epsilon on one split.
 
     Attributes:
-        rule: How the noise was calibrated.
         sigma: GNMax noise, in votes.
     """
 
-    rule: str
     sigma: float
     queries: int
     epsilon_ex_post: float
@@ -85,7 +83,6 @@ class Row:
 
     dataset: str
     method: str
-    rule: str
     epsilon: float
     sigma: float
     queries: Mean
@@ -101,7 +98,6 @@ class Paired:
     """ASQ minus PSQ on the same splits, at one epsilon."""
 
     dataset: str
-    rule: str
     epsilon: float
     accuracy: Mean
     balanced: Mean
@@ -109,20 +105,19 @@ class Paired:
 
 def average_cells(cells: Sequence[Table4Cell]) -> list[Row]:
     """Average the cells over splits: the table's rows, in the order in which they were first measured."""
-    groups: dict[tuple[str, str, str, float], list[Table4Cell]] = {}
+    groups: dict[tuple[str, str, float], list[Table4Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.dataset, cell.method, cell.rule, cell.epsilon), []).append(cell)
+        groups.setdefault((cell.dataset, cell.method, cell.epsilon), []).append(cell)
     return [
         Row(
             dataset=dataset,
             method=method,
-            rule=rule,
             epsilon=epsilon,
             sigma=group[0].sigma,
             paper=_paper(dataset, method, epsilon),
             **{name: Mean.of(getattr(c, name) for c in group) for name in MEASURED},
         )
-        for (dataset, method, rule, epsilon), group in groups.items()
+        for (dataset, method, epsilon), group in groups.items()
     ]
 
 
@@ -136,15 +131,14 @@ def _paper(dataset: str, method: str, epsilon: float) -> Mean | None:
 
 def compare_methods(cells: Sequence[Table4Cell]) -> list[Paired]:
     """Average the differences on equal splits: what the splits have in common drops out."""
-    by = {(c.dataset, c.rule, c.epsilon, c.method, c.split): c for c in cells}
+    by = {(c.dataset, c.epsilon, c.method, c.split): c for c in cells}
     found = []
-    for dataset, rule, epsilon in dict.fromkeys((c.dataset, c.rule, c.epsilon) for c in cells):
-        splits = [c.split for c in cells if (c.dataset, c.rule, c.epsilon, c.method) == (dataset, rule, epsilon, "ASQ")]
-        pairs = [[by[dataset, rule, epsilon, method, split] for method in ("ASQ", "PSQ")] for split in splits]
+    for dataset, epsilon in dict.fromkeys((c.dataset, c.epsilon) for c in cells):
+        splits = [c.split for c in cells if (c.dataset, c.epsilon, c.method) == (dataset, epsilon, "ASQ")]
+        pairs = [[by[dataset, epsilon, method, split] for method in ("ASQ", "PSQ")] for split in splits]
         found.append(
             Paired(
                 dataset=dataset,
-                rule=rule,
                 epsilon=epsilon,
                 accuracy=Mean.of(a.accuracy - p.accuracy for a, p in pairs),
                 balanced=Mean.of(a.balanced - p.balanced for a, p in pairs),
@@ -167,16 +161,14 @@ def format_tables(facts: Sequence[SplitFacts], cells: Sequence[Table4Cell]) -> s
             f"{'method':<7} {'eps':>3} {'asked':>6} {'spent':>6} {'sigma':>5} {'label':>5} "
             f"{'accuracy':<13} {'balanced':<13} paper"
         )
-        for rule in dict.fromkeys(row.rule for row in table):
-            lines += [_format_row(row) for row in table if (row.dataset, row.rule) == (dataset, rule)]
+        mine = [row for row in table if row.dataset == dataset]
+        lines += [_format_row(row) for row in sorted(mine, key=lambda row: math.isfinite(row.epsilon))]
         lines += [
-            f"ASQ - PSQ, eps {_format_epsilon(d.epsilon)}{'*' if d.rule == 'printed' else ''}: "
+            f"ASQ - PSQ, eps {_format_epsilon(d.epsilon)}: "
             f"{d.accuracy.show(signed=True)}, balanced {d.balanced.show(signed=True)}"
             for d in differences
             if d.dataset == dataset
         ]
-    if any(row.rule == "printed" for row in table):
-        lines += ["", "* at the noise that Algorithm 1 prints; all others are calibrated exactly."]
     if any(row.paper is not None for row in table):
         note = "The paper's intervals as printed: sqrt(30) times as wide they are 95 % (docs/errata.md)."
         lines += textwrap.wrap(note, WIDTH)
@@ -196,8 +188,8 @@ def _describe(dataset: str, facts: Sequence[SplitFacts]) -> list[str]:
 
 
 def _format_row(row: Row) -> str:
-    name = row.method + {"none": "-NP", "printed": "*"}.get(row.rule, "")
-    paper = "" if row.paper is None or row.rule == "printed" else row.paper.show()
+    name = row.method + ("-NP" if math.isinf(row.epsilon) else "")
+    paper = "" if row.paper is None else row.paper.show()
     spent = _format_epsilon(row.epsilon_ex_post.mean, 4)
     return (
         f"{name:<7} {_format_epsilon(row.epsilon):>3} {row.queries.mean:>6.1f} {spent:>6} "
@@ -233,7 +225,7 @@ def plot_accuracies(facts: Sequence[SplitFacts], cells: Sequence[Table4Cell]) ->
     names = list(dict.fromkeys(f.dataset for f in facts))
     figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
-        mine = [row for row in average_cells(cells) if row.dataset == name and row.rule == "exact"]
+        mine = [row for row in average_cells(cells) if row.dataset == name and math.isfinite(row.epsilon)]
         for method, color in (("PSQ", "#1f4e79"), ("ASQ", "#c55a11")):
             ours = [row for row in mine if row.method == method]
             epsilons = [row.epsilon for row in ours]

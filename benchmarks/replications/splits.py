@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.theory.sample_sizes import lzcw21_algorithm_1
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig, Study
@@ -51,7 +50,8 @@ class SplitStudy(Study):
     """A table over random splits, by the plan's teachers, partition, student and device; delta is 1/n.
 
     Attributes:
-        tables: Name -> {"dataset": a source whose ``seed`` draws the split}.
+        tables: Name -> {"dataset": a source whose ``seed`` draws the split, "command": what writes its file, where no
+            package brings the file}.
         passive: Asks every public point.
         active: Asks at most ``active_share`` of them.
         epsilons: Of the columns.
@@ -79,11 +79,28 @@ class SplitStudy(Study):
                 raise checks.error(f"study.tables.{name}.dataset", source, "must be a source with a seed for its split")
 
     def check_plan(self, plan: RunConfig) -> None:
-        """Raise ValueError unless teachers vote, and the number of records, which delta tells, is public."""
+        """Raise ValueError unless teachers vote, the number of records, which delta tells, is public and files load."""
         if plan.partition.adjacency != "replace_one":
             raise checks.error("partition", plan.partition.adjacency, "delta is 1/n here", "Use partition=replace_one.")
         if not isinstance(plan.method, TeacherVotes):
             raise checks.error("method", plan.method.name, "trains no teachers", "Use method=teachers.")
+        self.check_files(plan)
+
+    def check_files(self, plan: RunConfig) -> None:
+        """Load every table once, so that hours of measurements do not end at a missing file.
+
+        Raises:
+            ValueError: Names every table that cannot be loaded, and the command that writes its file.
+        """
+        problems = []
+        for name, table in self.tables.items():
+            try:
+                _ = Split(self, plan, name, 0).data
+            except ValueError as problem:
+                command = f" To write the file: {table['command']}." if "command" in table else ""
+                problems.append(f"study.tables.{name}: {problem}{command}")
+        if problems:
+            raise ValueError("\n".join(problems))
 
 
 @dataclass
@@ -168,12 +185,12 @@ class Split:
             with budget.spend(events, mechanism=mechanism.name) as spending:
                 return prepared.release(data.pool, spending)
 
-    def release_gaussian_labels(self, *, active: bool, rule: str, epsilon: float) -> tuple[Release, float]:
+    def release_gaussian_labels(self, *, active: bool, epsilon: float) -> tuple[Release, float]:
         """Release labels by GNMax, LZCW21's PSQ or (``active``) ASQ; also its sigma, in votes."""
         study, num_queries = self.study, len(self.data.pool)
         if active:
             num_queries = math.ceil(study.active_share * num_queries)
-        sigma = compute_sigma(rule, num_queries, epsilon, self.delta)
+        sigma = compute_sigma(num_queries, epsilon, self.delta)
         strategy = study.active if active else study.passive
         return self.release_labels(self.votes, GNMax(sigma=sigma), strategy, num_queries), sigma
 
@@ -189,20 +206,18 @@ class Split:
 
 
 @cache
-def compute_sigma(rule: str, num_queries: int, epsilon: float, delta: float) -> float:
-    """Compute the GNMax noise, in votes, at which so many answers cost epsilon.
+def compute_sigma(num_queries: int, epsilon: float, delta: float) -> float:
+    """Compute the GNMax noise, in votes, at which so many answers cost epsilon by the exact price of Gaussian noise.
+
+    LZCW21 section 5.1 calibrates its experiments exactly, too.
 
     Args:
-        rule: "exact", or "printed": by the formula of LZCW21's Algorithm 1, whose sigma is on the count of ones, which
-            moves by 1 where GNMax's counts move by sqrt 2.
         num_queries: Number of answers.
-        epsilon: Of all answers; infinite: without privacy, whatever the rule.
+        epsilon: Of all answers; infinite: without privacy.
         delta: Of all answers.
     """
     if math.isinf(epsilon):
         return SIGMA_WITHOUT_PRIVACY
-    if rule == "printed":
-        return math.sqrt(2) * lzcw21_algorithm_1(num_queries, epsilon=epsilon, delta=delta)
     return calibration.calibrate_sigma(
         lambda sigma: GNMax(sigma=sigma).privacy_events(num_queries), epsilon=epsilon, delta=delta
     )

@@ -120,7 +120,7 @@ def lzcw21_vote_dimension(d: int, K: int) -> int:
     """Upper bound on the VC dimension of majority votes of K hypotheses: the largest m with C(s + K - 1, K) >= 2^m.
 
     A vote on m points is decided by which of their s <= sum_{i<=d} C(m, i) dichotomies vote, how often each. (Printed
-    without a proof: K d, which no theorem gives; what is known is O(K d ln(K d)).)
+    without a proof: K d, which two lines in the plane refute; what is known is O(K d ln(K d)).)
     """
 
     def log_votes(m: int) -> float:

@@ -14,7 +14,8 @@ All releases together then satisfy the (epsilon, delta) of the cap.
 The theorems do not cover the best order *after* an adaptive run, because this order would depend on the answers. For
 the same reason the theorems cover neither the better of two filters nor a change of the filter, and this module offers
 neither. Failure probabilities (Delta events) add up separately. Their sum is at most ``delta_reserve``, which is also
-fixed when the account opens, and bounds the probability of a failure for any adaptive choices.
+fixed when the account opens, and bounds the probability of a failure for any adaptive choices. A tenth of delta is
+reserved by default, so that an account opened for Gaussian answers admits sparse vectors, too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ import numpy as np
 from pate_torch.accounting import gdp, rdp
 from pate_torch.accounting.events import GaussianEvent, PrivacyEvent, RdpCurveEvent, split_off_deltas
 from pate_torch.core import checks
+
+FILTER_KINDS = ("gdp", "rdp")
+DELTA_OVER_RESERVE = 10
+"""Delta over the part that is reserved for failures by default, which costs a "gdp" filter 1 % of its questions."""
+DELTA_OVER_FAILURE = 4 * DELTA_OVER_RESERVE
+"""Delta over the probability with which a sparse vector may fail by default: a quarter of the default reserve."""
+_MIN_SHARE_OF_COPIES = 0.98
+"""Share of the largest number of copies of the plan that must fit at the order of an "rdp" filter."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class PrivacyFilter:
     order: float | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("filter", self.kind, ("gdp", "rdp"))
+        checks.one_of("filter", self.kind, FILTER_KINDS)
         checks.positive("budget_epsilon", self.epsilon)
         checks.delta("delta", self.delta)
         checks.non_negative("delta_reserve", self.delta_reserve)
@@ -91,28 +100,52 @@ class PrivacyFilter:
 
     @classmethod
     def from_planned_events(
-        cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float
+        cls,
+        planned_events: Iterable[PrivacyEvent],
+        *,
+        epsilon: float,
+        delta: float,
+        delta_reserve: float | None = None,
+        kind: str | None = None,
     ) -> PrivacyFilter:
-        """Choose the filter for planned worst-case events: "gdp" if all are Gaussian, else "rdp" at the best order.
+        """Choose the filter for planned worst-case events: its kind, its order and its reserve.
 
-        The best order maximizes capacity / planned divergence, so the filter admits a plan that fits the cap (epsilon,
-        delta) at any order of the default grid. If the plan has Delta events, half of delta is reserved for them.
+        Args:
+            planned_events: Events of the first release.
+            epsilon: Epsilon of the cap.
+            delta: Delta of the cap.
+            kind: Kind of the filter. None for "gdp" if all planned events are Gaussian, else "rdp".
+            delta_reserve: Part of delta that is reserved for failures. If None, this part is a tenth of delta, or half
+                of delta if the plan fails with more probability than a tenth of delta. If the plan fits the cap only
+                without this reserve, the part is the failure probability of the plan.
         """
-        noise_events, failure_delta = split_off_deltas(planned_events)
-        delta_reserve = delta / 2 if failure_delta else 0.0
-        if all(isinstance(e, GaussianEvent) for e in noise_events):
-            return cls(kind="gdp", epsilon=epsilon, delta=delta, delta_reserve=delta_reserve)
         checks.positive("budget_epsilon", epsilon)
         checks.delta("delta", delta)
-        order = _select_best_order(noise_events, epsilon, delta - delta_reserve)
-        return cls(kind="rdp", epsilon=epsilon, delta=delta, delta_reserve=delta_reserve, order=order)
-
-    @classmethod
-    def can_admit(cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float) -> bool:
-        """Whether an account with this cap, opened for these planned events, admits all of them."""
         planned_events = tuple(planned_events)
-        planned_filter = cls.from_planned_events(planned_events, epsilon=epsilon, delta=delta)
-        return planned_filter.admits(FilterCost(), planned_filter.compute_cost(planned_events))
+        noise_events, failure_delta = split_off_deltas(planned_events)
+        if kind is None:
+            kind = "gdp" if all(isinstance(e, GaussianEvent) for e in noise_events) else "rdp"
+
+        def make_filter(reserve: float) -> PrivacyFilter:
+            order = _select_order(noise_events, epsilon, delta - reserve) if kind == "rdp" else None
+            return cls(kind=kind, epsilon=epsilon, delta=delta, delta_reserve=reserve, order=order)
+
+        if delta_reserve is not None:
+            checks.between("delta_reserve", delta_reserve, 0, delta)
+            return make_filter(delta_reserve)
+        default_reserve = delta / DELTA_OVER_RESERVE
+        if failure_delta > default_reserve:
+            default_reserve = delta / 2
+        default_filter = make_filter(default_reserve)
+        if failure_delta < default_reserve and not default_filter.admits_first(planned_events):
+            smallest_reserve_filter = make_filter(failure_delta)
+            if smallest_reserve_filter.admits_first(planned_events):
+                return smallest_reserve_filter
+        return default_filter
+
+    def admits_first(self, planned_events: Iterable[PrivacyEvent]) -> bool:
+        """Whether an account with this filter and without releases admits all of these events."""
+        return self.admits(FilterCost(), self.compute_cost(planned_events))
 
     @cached_property
     def capacity(self) -> float:
@@ -150,21 +183,25 @@ class PrivacyFilter:
             raise checks.error("event", event, rule)
         mu = gdp.compute_dominating_mu(event)
         if mu is None:
-            fix = (
-                "A gdp filter covers Gaussian noise and pure differential privacy only. Plan other noise, such as"
-                " noise=discrete, when the account opens: the account then gets an rdp filter."
-            )
+            fix = "Charge another account, opened with privacy.filter=rdp, which admits every mechanism."
             raise checks.error("event", event, "cannot be charged to an account with a gdp filter", fix)
         return mu**2
 
 
-def _select_best_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float, delta: float) -> float:
-    """Choose the order, among the default grid and the tabulated orders, at which most copies of the plan fit."""
+def _select_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float, delta: float) -> float:
+    """Choose, among the default grid and the tabulated orders, the order at which Gaussian answers cost least.
+
+    Only orders that admit nearly as many copies of the plan as the best order are considered, and if the plan fits at
+    the best order, it fits at the chosen order. The best order itself can be so high, as for a sparse vector, that
+    Gaussian answers would cost several times their price at a lower order.
+    """
     tabulated_orders = [order for e in planned_events if isinstance(e, RdpCurveEvent) for order in e.orders]
     orders = np.array(sorted({*rdp.ORDERS.tolist(), *tabulated_orders}))
     capacity = epsilon - rdp.compute_conversion_term(orders, delta)
     num_copies = np.where(capacity > 0, capacity, 0) / rdp.compute_curve(planned_events, orders)
-    if not num_copies.max() > 0:
+    max_copies = num_copies.max()
+    if not max_copies > 0:
         fix = f"Set budget_epsilon above {np.min(epsilon - capacity):.4g}; a smaller budget admits no release."
         raise checks.error("budget_epsilon", epsilon, f"is too small for an RDP filter at delta={delta:g}", fix)
-    return float(orders[int(np.argmax(num_copies))])
+    is_suitable = (num_copies >= _MIN_SHARE_OF_COPIES * max_copies) & (num_copies >= min(1.0, max_copies))
+    return float(orders[np.argmax(np.where(is_suitable, capacity / orders, 0))])

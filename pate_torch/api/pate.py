@@ -107,6 +107,9 @@ class PATE:
         delta: Delta of the account, fixed when the account opens.
         budget_epsilon: Epsilon cap of the account, fixed when the account opens. None for the cap of the existing
             account, or for 10 if the account is new.
+        delta_reserve: Part of delta that a new account reserves for failures. None for a tenth.
+        filter: Privacy filter of a new account, "gdp" (exact for Gaussian noise) or "rdp" (for mixtures of mechanisms).
+            None for "gdp" if the first release has Gaussian noise only.
         teacher: TeacherRecipe; a scikit-learn or skorch classifier, which is cloned for every shard; a ``Network``, or
             a class or function that returns a torch.nn.Module; or a ``PrivateMethod`` without teachers, such as
             GradientMethod(size=..., mechanism=GradientDescent(...)). None for a small network.
@@ -146,6 +149,8 @@ class PATE:
     num_teachers: int | None = None
     mechanism: VoteMechanism | None = None
     budget_epsilon: float | None = None
+    delta_reserve: float | None = None
+    filter: str | None = None
     home: Any = None  # a Path or a string; __post_init__ converts it to a Path
     teacher: Any = None
     partition: Partition = field(default_factory=AddRemove)
@@ -195,6 +200,8 @@ class PATE:
             delta=checks.delta("delta", self.delta),
             insecure_noise_seed=self.insecure_noise_seed,
             budget_epsilon=self.budget_epsilon,
+            delta_reserve=self.delta_reserve,
+            filter=self.filter,
             allow_duplicate_account=self.allow_duplicate_account,
             first_charge_only=self.first_charge_only,
             spend_anyway=self.spend_anyway,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -58,14 +59,28 @@ def register_components() -> None:
     for group, components in COMPONENTS.items():
         store.repo[group] = {f"{name}.yaml": _ComponentNode(group, name) for name in components}
     store.store(group="features", name="none", node={"features": None}, package="_global_")
-    resolvers: dict[str, Callable[..., str]] = {
+    resolvers: dict[str, Callable[..., str | int]] = {
         "adjacency_of": lambda partition: hydra.utils.instantiate(partition, _convert_="all").adjacency,
         "home_folder": run_folders.get_home_folder,
         "run_folder": run_folders.get_run_folder,
+        "steps_for_shard": compute_steps,
     }
     for name, resolver in resolvers.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
     OmegaConf.register_new_resolver("run_id", run_folders.get_run_id, use_cache=True, replace=True)
+
+
+def compute_steps(dataset: DictConfig, num_teachers: int, batch_size: int, passes: float, least: int) -> int:
+    """Compute the steps of a teacher: ``passes`` over a shard of the public, declared size, but at least ``least``.
+
+    The sizes of the shards that are dealt are private, and are not used. For settings that cannot work the result is
+    ``least``, because the component that has the setting refuses it with its key.
+    """
+    try:
+        source = hydra.utils.instantiate(dataset, _convert_="all")
+        return max(least, math.ceil(passes * source.declared_facts().num_private / num_teachers / batch_size))
+    except (InstantiationException, ArithmeticError, AttributeError, TypeError):
+        return least
 
 
 @contextlib.contextmanager

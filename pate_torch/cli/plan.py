@@ -93,7 +93,9 @@ def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
     with hydra_config.open_configuration():
-        base = compose_plan((*fixed_settings, *(f"{key}={values[0]}" for key, values in axes.items())))
+        first_values = (f"{key}={values[0]}" for key, values in axes.items())
+        cfg = compose("config", overrides=[*fixed_settings, *first_values])
+        base = _build_plan(cfg)
         facts, terms = base.dataset.declared_facts(), base.privacy
         account = None if diagnoses else find_account(base.root, base.dataset.name)
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
@@ -116,7 +118,7 @@ def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:
         budget_source=source if terms.budget_epsilon is None else "privacy.budget_epsilon",
         delta=terms.delta,
         choices=tuple(plans),
-        notes=(*_make_notes(evaluate, options), *_suggest_gradients(plans, facts)),
+        notes=(*_make_notes(evaluate, options), *cfg.recommended.measured, *_suggest_gradients(plans, facts)),
         shards=shards,
     )
 

@@ -226,7 +226,7 @@ class Svhn(ImageBenchmark):
     """
 
     name: str = "svhn"
-    extra: bool = False
+    extra: bool = True
     public: int = 10_000
     test: int = 16_032
 
@@ -237,6 +237,17 @@ class Svhn(ImageBenchmark):
     @property
     def private_sizes(self) -> Mapping[str, int]:
         return {"train": 73_257} | ({"extra": 531_131} if self.extra else {})
+
+    def load(self) -> Dataset:
+        root = base.get_data_root(self.path or self.root)
+        if self.extra and not self.download and not (root / "extra_32x32.mat").is_file():
+            problem = f"needs extra_32x32.mat, which could not be read from {root.absolute()}"
+            fix = (
+                "Set dataset.extra=false to use the 73,257 training images alone, data_root to the folder that holds "
+                "the file, or dataset.download=true to download it (1.3 GB)."
+            )
+            raise checks.error("dataset.extra", True, problem, fix)
+        return super().load()
 
     def _read_split(self, root: Path, split: str) -> LabeledImages:
         from torchvision import datasets

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pate_torch.accounting import SparseVectorPrice, calibrate_noise
 from pate_torch.accounting.events import DeltaEvent, LaplaceEvent, PrivacyEvent, PureDPEvent
+from pate_torch.accounting.filters import DELTA_OVER_FAILURE
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
@@ -50,9 +51,11 @@ def compute_min_teachers(threshold: float) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _calibrate_noise_scale(epsilon: float, delta: float, max_failures: int) -> float:
-    """Compute the smallest lambda with which ``max_failures`` thresholds cost (epsilon, delta/2) beside delta/2."""
-    make_price = functools.partial(SparseVectorPrice, max_failures=max_failures, failure_delta=delta / 2, num_tests=1)
+def _calibrate_noise_scale(epsilon: float, delta: float, max_failures: int, failure_delta: float) -> float:
+    """Compute the smallest lambda with which all thresholds and ``failure_delta`` cost (epsilon, delta)."""
+    make_price = functools.partial(
+        SparseVectorPrice, max_failures=max_failures, failure_delta=failure_delta, num_tests=1
+    )
     return calibrate_noise(make_price, 1, epsilon=epsilon, delta=delta)
 
 
@@ -64,17 +67,23 @@ class SparseVectorMechanism(VoteMechanism):
         epsilon: Epsilon of the whole release.
         delta: Delta of the whole release.
         max_failures: Number T of failed tests, in all calls together, after which the mechanism stops.
+        failure_delta: Part of delta for the event that an unstable question passes, which the account reserves for
+            failures. None for delta/40, a quarter of the default reserve. (The papers take delta/2.)
     """
 
     epsilon: float
     delta: float
     max_failures: int
+    failure_delta: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("mechanism.epsilon", self.epsilon)
         checks.delta("mechanism.delta", self.delta)
         checks.integer("mechanism.max_failures", self.max_failures, low=1)
+        if self.failure_delta is None:
+            object.__setattr__(self, "failure_delta", self.delta / DELTA_OVER_FAILURE)
+        checks.between("mechanism.failure_delta", self.failure_delta, 0, self.delta, exclusive=True)
 
     def count_tests(self, num_queries: int, num_classes: int) -> int:
         """Return the largest number of noisy tests for ``num_queries`` questions."""
@@ -82,10 +91,11 @@ class SparseVectorMechanism(VoteMechanism):
 
     def compute_scales(self, num_queries: int, num_classes: int = 2) -> SparseVectorPrice:
         """Compute the price, with noise scale and threshold, of a release of ``num_queries`` questions."""
+        assert self.failure_delta is not None
         return SparseVectorPrice(
-            _calibrate_noise_scale(self.epsilon, self.delta, self.max_failures),
+            _calibrate_noise_scale(self.epsilon, self.delta, self.max_failures, self.failure_delta),
             max_failures=self.max_failures,
-            failure_delta=self.delta / 2,
+            failure_delta=self.failure_delta,
             num_tests=max(1, self.count_tests(num_queries, num_classes)),
             discrete=self.discrete,
         )
@@ -180,7 +190,7 @@ class SparseVector(SparseVectorMechanism):
 
     Guarantee: (epsilon, delta) for the whole release, with adaptive questions, under the adjacency of the shards (one
     teacher changes its vote, so dist has sensitivity 1). Each noisy threshold that is drawn is (2/lambda)-DP, and
-    delta/2 is paid once for the event that an unstable question passes.
+    ``failure_delta`` is paid once for the event that an unstable question passes.
     Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (the module's docstring lists the corrected errors).
     """
 

@@ -187,7 +187,10 @@ class PlanEvaluator:
                 events = larger_method.privacy_events() + plan.extra_privacy_events(self.num_classes)
                 if self.account is not None:
                     return not self.account.admits(events)
-                return not PrivacyFilter.can_admit(events, epsilon=self.get_budget(plan), delta=plan.privacy.delta)
+                budget, terms = self.get_budget(plan), plan.privacy
+                return not PrivacyFilter.from_planned_events(
+                    events, epsilon=budget, delta=terms.delta, delta_reserve=terms.delta_reserve, kind=terms.filter
+                ).admits_first(events)
             except ValueError:  # no filter supports this budget, or the mechanism does not support this plan
                 return True
 

@@ -354,16 +354,18 @@ def budget_exceeded_error(
     fitting_share = min(available / requested for available, requested in pairs if requested > 0)
     remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
     if total_cost.delta > account_filter.delta_reserve:
-        remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
+        remedy = "use a mechanism that cannot fail, or with a smaller failure_delta"
         cause = (
             f"it may fail with probability {requested_cost.delta:.6g}, and {remaining_delta:.6g} of the"
-            f" {account_filter.delta_reserve:.6g} set aside for failures when the account opened is left"
+            f" {account_filter.delta_reserve:.6g} reserved for failures when the account opened (delta_reserve) is left"
         )
     else:
         cause = (
             f"epsilon {spent_epsilon:.6g} is spent, this release alone costs {requested_epsilon:.6g}, and both together"
             f" ({total_epsilon:.6g}) pass the cap {account_filter.epsilon:.6g} at delta={account_filter.delta:g}"
         )
+        if account_filter.delta_reserve:
+            cause += f", of which {account_filter.delta_reserve:.2g} is reserved for failures"
     advice = "No further release of this kind fits"
     if fitting_share:
         advice = f"The rest of the cap admits {100 * fitting_share:.3g} % of this release"
@@ -371,6 +373,8 @@ def budget_exceeded_error(
     if is_gaussian and 0 < remaining_scalar < requested_cost.scalar:
         noise_factor = (requested_cost.scalar / remaining_scalar) ** 0.5
         advice += f", or all of it with {noise_factor:.4g} times the noise"
+    elif not is_gaussian and account_filter.kind == "gdp":
+        remedy += ", or charge another account, opened with privacy.filter=rdp, which suits mixtures of mechanisms"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}. You can also {remedy}."
     return BudgetExceeded(
         message,

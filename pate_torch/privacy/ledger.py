@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent, to_json
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.core import checks, run_folders
@@ -109,11 +110,14 @@ class Ledger:
         unit: str,
         planned_events: Iterable[PrivacyEvent],
         noise: str = "torch",
+        delta_reserve: float | None = None,
+        filter: str | None = None,
     ) -> Account:
         """Open the account of a private data set, or return the existing account; see ``Account`` for the terms.
 
         The first charge fixes the terms, so an account without charges is opened again with the new terms. The planned
-        events determine the filter of a new account (``PrivacyFilter``).
+        events, ``delta_reserve`` and the kind ``filter`` determine the privacy filter of a new account
+        (``PrivacyFilter.from_planned_events``).
 
         Raises:
             ValueError: The account is charged or closed, and the requested terms differ from the stored terms.
@@ -124,17 +128,19 @@ class Ledger:
         if not unit:
             raise checks.error("unit", unit, 'must name the privacy unit, such as "record"')
         terms: dict[str, Any] = {"delta": delta, "adjacency": adjacency, "unit": unit, "noise": noise}
+        filter_terms: dict[str, Any] = {"delta_reserve": delta_reserve, "filter": filter}
         with self._chain.transaction():
             self._catch_up()
             existing = self._accounts.get(name)
             if existing is not None and (existing.charges or existing.is_closed):
-                self.check_terms(name, budget_epsilon=budget_epsilon, **terms)
+                self.check_terms(name, budget_epsilon=budget_epsilon, **terms, **filter_terms)
             else:
-                epsilon = checks.positive("budget_epsilon", budget_epsilon)
-                filter = PrivacyFilter.from_planned_events(planned_events, epsilon=epsilon, delta=delta)
-                if existing != Account(name=name, filter=filter, adjacency=adjacency, unit=unit, noise=noise):
-                    facts = {"filter": filter.kind, "order": filter.order, "delta_reserve": filter.delta_reserve}
-                    self._chain.append("open", name, {"budget_epsilon": filter.epsilon, **terms, **facts})
+                new = PrivacyFilter.from_planned_events(
+                    planned_events, epsilon=budget_epsilon, delta=delta, delta_reserve=delta_reserve, kind=filter
+                )
+                if existing != Account(name=name, filter=new, adjacency=adjacency, unit=unit, noise=noise):
+                    facts = {"filter": new.kind, "order": new.order, "delta_reserve": new.delta_reserve}
+                    self._chain.append("open", name, {"budget_epsilon": new.epsilon, **terms, **facts})
         return self.get_account(name)
 
     def get_account(self, name: str) -> Account:
@@ -240,7 +246,7 @@ class Ledger:
             raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
         requested_cost = state.filter.compute_cost(events)
         if first_charge_only and state.has_release:
-            raise account_charged_error(state, state.filter.to_epsilon(requested_cost))
+            raise account_charged_error(state, compute_guarantee(events, state.delta).epsilon)
         if not state.filter.admits(state.total_cost, requested_cost):
             raise budget_exceeded_error(state, events, requested_cost)
         return requested_cost
@@ -393,11 +399,12 @@ class Ledger:
         raise LedgerError(f"reservation={identity!r}: is not in this ledger. Open the ledger in which it was made.")
 
     def check_terms(self, name: str, *, budget_epsilon: float | None = None, **terms: Any) -> None:
-        """Raise ValueError if terms differ from those of the account; a ``budget_epsilon`` of None is not checked."""
+        """Raise ValueError if terms differ from those of the account; a term of None is not checked."""
         account = self.get_account(name)
+        filter_terms = {"filter": account.filter.kind, "delta_reserve": account.filter.delta_reserve}
         for key, value in terms.items():
-            stored = getattr(account, key)
-            if value != stored:
+            stored = filter_terms[key] if key in filter_terms else getattr(account, key)
+            if value is not None and value != stored:
                 problem = f"account {name!r} was opened with {stored!r}, for which its charges were computed"
                 raise checks.error(key, value, problem, f"Set it back to {stored!r}.")
         if budget_epsilon not in (None, account.budget_epsilon):

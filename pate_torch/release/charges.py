@@ -26,9 +26,9 @@ def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> s
         return f"charged with seeded noise, so that no epsilon holds; ledger at {ledger}"
     accountants = " and ".join(dict.fromkeys((charged.route, total.route)))
     return (
-        f"charged {format_epsilon(charged.epsilon)}; account total {format_epsilon(total.epsilon)} of "
-        f"{account.budget_epsilon:g}; ledger at {ledger} (epsilon at delta {format_delta(total.delta)}, "
-        f"{total.adjacency}, unit {account.unit}, accountant {accountants})"
+        f"charged {format_epsilon(charged.epsilon)}; account total {format_epsilon(total.epsilon)} if its releases "
+        f"were planned in advance, else its cap {account.budget_epsilon:g}; ledger at {ledger} (epsilon at delta "
+        f"{format_delta(total.delta)}, {total.adjacency}, unit {account.unit}, accountant {accountants})"
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.core import checks
 from pate_torch.core.files import compute_file_digest, write_atomically
 from pate_torch.core.progress import Progress
@@ -130,7 +131,7 @@ def release_confusion(
             fix = "Repeat the fit with the arguments of the interrupted one, or charge a new test (allow_refit=True)."
             raise checks.error("student", student.network["name"], "is not the student that was tested", fix)
     elif budget.first_charge_only and any(charge.run == budget.run for charge in tests):
-        raise account_charged_error(account, account.filter.to_epsilon(account.filter.compute_cost(events)))
+        raise account_charged_error(account, compute_guarantee(events, account.delta).epsilon)
     table, number = count_predictions(student, records, budget.adjacency, progress), len(tests) + 1
     purpose = PURPOSE_TEST if number == 1 else f"{PURPOSE_TEST} (number {number} of this account)"
     budget = replace(budget, first_charge_only=False)  # the release of the student is the first charge

@@ -19,16 +19,20 @@ from pate_torch.accounting.events import (
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 
 
-def filter_of(*planned, epsilon=2, delta=1e-5):
-    return PrivacyFilter.from_planned_events(planned, epsilon=epsilon, delta=delta)
+def filter_of(*planned, epsilon=2, delta=1e-5, **terms):
+    return PrivacyFilter.from_planned_events(planned, epsilon=epsilon, delta=delta, **terms)
 
 
 def test_the_plan_chooses_the_filter():
     gaussian = filter_of(GaussianEvent(mu=0.1))
-    assert (gaussian.kind, gaussian.order, gaussian.delta_reserve) == ("gdp", None, 0.0)
-    assert gaussian.capacity == gdp.compute_mu(2, 1e-5) ** 2
-    with_failures = filter_of(GaussianEvent(mu=0.1), DeltaEvent(delta=1e-7))
-    assert (with_failures.kind, with_failures.delta_reserve) == ("gdp", 5e-6)
+    assert (gaussian.kind, gaussian.order, gaussian.delta_reserve) == ("gdp", None, pytest.approx(1e-6))
+    assert gaussian.capacity == gdp.compute_mu(2, 1e-5 - gaussian.delta_reserve) ** 2
+    assert filter_of(GaussianEvent(mu=0.1), DeltaEvent(delta=1e-7)).delta_reserve == gaussian.delta_reserve
+    assert filter_of(GaussianEvent(mu=0.1), DeltaEvent(delta=1.01e-6)).delta_reserve == 5e-6
+    assert filter_of(GaussianEvent(mu=0.1), kind="rdp").kind == "rdp"
+    assert filter_of(GaussianEvent(mu=0.1), delta_reserve=3e-6).delta_reserve == 3e-6
+    with pytest.raises(ValueError, match="delta_reserve=1e-05"):
+        filter_of(GaussianEvent(mu=0.1), delta_reserve=1e-5)
     for event in (LaplaceEvent(ratio=0.1), PureDPEvent(epsilon=0.1), ZCDPEvent(rho=0.1), BoundedRangeEvent(eta=0.1)):
         assert filter_of(event).kind == "rdp"
 
@@ -37,7 +41,7 @@ def test_the_order_of_an_rdp_filter_is_the_best_for_a_gaussian_that_fills_the_ca
     chosen = filter_of(ZCDPEvent(rho=0.01))
 
     def rho_at(order):
-        return float((2 - rdp.compute_conversion_term(order, 1e-5))[0]) / order
+        return float((2 - rdp.compute_conversion_term(order, 1e-5 - chosen.delta_reserve))[0]) / order
 
     assert chosen.order in rdp.ORDERS
     assert rho_at(chosen.order) == max(rho_at(order) for order in rdp.ORDERS)
@@ -64,6 +68,7 @@ def test_a_plan_calibrated_to_the_cap_is_admitted_once():
         sigma = calibrate_sigma(plan, epsilon=2, delta=1e-5, accountant=route)
         # The filter's order comes from a grid: 0.2 % more epsilon at most, so that much is left open.
         account = filter_of(*plan(sigma), epsilon=2 if route == "best" else 2.004)
+        assert account.delta_reserve == 0  # the plan fits only without a reserve
         charge = account.compute_cost(plan(sigma))
         assert account.admits(FilterCost(), charge)
         assert not account.admits(charge, charge)
@@ -95,12 +100,40 @@ def test_an_rdp_filter_adds_divergences_at_its_order():
 def test_failures_draw_on_their_own_reserve():
     plan = [PureDPEvent(epsilon=0.1), DeltaEvent(delta=1e-6)]
     account = filter_of(*plan)
-    small = account.compute_cost([DeltaEvent(delta=1e-6, count=2)])
-    assert small == FilterCost(0.0, 2e-6)
-    assert account.admits(small, account.compute_cost([DeltaEvent(delta=2e-6)]))
-    assert not account.admits(small, account.compute_cost([DeltaEvent(delta=4e-6)]))
-    plain = filter_of(GaussianEvent(mu=0.1))
+    small = account.compute_cost([DeltaEvent(delta=1e-7, count=2)])
+    assert small == FilterCost(0.0, 2e-7)
+    assert account.admits(small, account.compute_cost([DeltaEvent(delta=7e-7)]))
+    assert not account.admits(small, account.compute_cost([DeltaEvent(delta=9e-7)]))
+    plain = filter_of(GaussianEvent(mu=0.1), delta_reserve=0.0)
     assert not plain.admits(FilterCost(), plain.compute_cost([DeltaEvent(delta=1e-12)]))
+
+
+def test_the_default_reserve_costs_few_gaussian_questions():
+    """The share of questions is that of mu^2, whose capacity the reserve lowers."""
+    for epsilon in (1, 3, 10):
+        full = gdp.compute_mu(epsilon, 1e-5) ** 2
+        assert 0.985 < filter_of(GaussianEvent(mu=1e-3), epsilon=epsilon).capacity / full < 0.995
+
+
+def test_the_order_after_a_sparse_vector_suits_gaussian_answers():
+    """At the best order of the sparse vector, 20 answers at sigma 40 would cost most of the cap of 10."""
+    sparse_vector = [PureDPEvent(epsilon=4.0), DeltaEvent(delta=2.5e-7)]
+    answers = [GaussianEvent(mu=math.sqrt(2) / 40, count=20)]
+    account = filter_of(*sparse_vector, epsilon=10)
+
+    def count_copies(order):
+        return float((10 - rdp.compute_conversion_term(order, 9e-6))[0]) / float(
+            rdp.compute_curve(sparse_vector, order)[0]
+        )
+
+    best_order = max(rdp.ORDERS.tolist(), key=count_copies)
+    best = PrivacyFilter(kind="rdp", epsilon=10, delta=1e-5, delta_reserve=1e-6, order=best_order)
+    assert best.to_epsilon(best.compute_cost(answers)) > 9
+    assert account.to_epsilon(account.compute_cost(answers)) < 0.7  # 0.561 by the exact Gaussian price
+    assert count_copies(account.order) >= 0.98 * count_copies(best_order)
+    assert account.admits(account.compute_cost(sparse_vector), account.compute_cost(answers))
+    filled = filter_of(PureDPEvent(epsilon=4.0), epsilon=4.1)  # the plan still fits at the chosen order
+    assert filled.admits_first([PureDPEvent(epsilon=4.0)])
 
 
 def test_a_filter_is_never_below_the_fixed_price():

@@ -143,7 +143,7 @@ def test_the_plan_adds_up_to_the_privacy_asked_for(delta, constants):
     hat_epsilon, hat_delta = plan.record_price
     mechanism = plan.mechanism
     pure = math.fsum(e.count * e.epsilon for e in mechanism.privacy_events(m) if isinstance(e, PureDPEvent))
-    proved = [(mechanism.epsilon, mechanism.delta), (pure, mechanism.delta / 2)]
+    proved = [(mechanism.epsilon, mechanism.delta), (pure, mechanism.failure_delta)]
     assert any(e <= hat_epsilon * (1 + 1e-12) and d <= hat_delta * (1 + 1e-12) for e, d in proved)
     assert hat_epsilon * plan.max_draws <= inner_epsilon * (1 + 1e-12)
     group = hat_delta * sum(math.exp(i * hat_epsilon) for i in range(plan.max_draws))

@@ -33,6 +33,31 @@ def test_a_file_of_the_user_is_an_option_and_may_not_have_the_name_of_a_componen
     assert "mechanism='gaussian': is a component of pate_torch" in outcome.error
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ((), 1511),  # 20 * 604,388 / 250 / 32, rounded up
+        (("num_teachers=500",), 756),
+        (("recommended.batch_size=64", "recommended.passes=40"), 1511),
+        (("dataset.private=302194",), 756),
+        (("dataset.extra=false",), 600),
+        (("num_teachers=0",), 600),
+    ],
+)
+def test_steps_follow_from_the_declared_size_of_a_shard_without_its_files(settings, steps, monkeypatch):
+    monkeypatch.setattr("pate_torch.data.benchmark.Svhn.load", lambda self: pytest.fail("private records were read"))
+    with hydra_config.open_configuration():
+        cfg = compose("config", overrides=["dataset=svhn", "data_root=/nowhere", *settings])
+        assert cfg.teacher.steps == steps
+        assert compose("config", overrides=["dataset=svhn", "teacher.steps=7", *settings]).teacher.steps == 7
+
+
+def test_a_wrong_setting_of_the_data_set_is_refused_by_its_own_key(tmp_path, monkeypatch):
+    for setting in ("dataset.extra=perhaps", "dataset.test=0"):
+        outcome = train(tmp_path, "dataset=svhn", setting, monkeypatch=monkeypatch, base=["quiet=true"])
+        assert outcome.error.startswith(setting.split("=")[0])
+
+
 def test_a_sweep_runs_each_value(tmp_path, monkeypatch):
     settings = [word for word in TINY if not word.startswith(("student", "mechanism"))]
     outcome = train(tmp_path, "mechanism.sigma=4,5", "student=none", monkeypatch=monkeypatch, base=["-m", *settings])

@@ -119,9 +119,15 @@ def test_svhn_files(tmp_path, any_checksum):
     train, extra, test = (images(count, 3, 32, 32) for count in (12, 8, 9))
     for split, (x, y) in (("train", train), ("extra", extra), ("test", test)):
         write_svhn(tmp_path, split, x, y)
-    check_parts(Svhn(root=str(tmp_path), **SIZES).load(), train, test, 73_257)
+    check_parts(Svhn(root=str(tmp_path), extra=False, **SIZES).load(), train, test, 73_257)
     both = tuple(np.concatenate(pair) for pair in zip(train, extra, strict=True))
-    check_parts(Svhn(root=str(tmp_path), extra=True, **SIZES).load(), both, test, 604_388)
+    check_parts(Svhn(root=str(tmp_path), **SIZES).load(), both, test, 604_388)
+    (tmp_path / "extra_32x32.mat").unlink()
+    (tmp_path / "train_32x32.mat").write_bytes(b"nonsense")  # the other files are not read
+    with pytest.raises(
+        ValueError, match=r"^dataset\.extra=True: .*extra_32x32\.mat.*dataset\.extra=false.*download=true"
+    ):
+        Svhn(root=str(tmp_path), **SIZES).load()
 
 
 def test_cifar_batches(tmp_path, any_checksum):

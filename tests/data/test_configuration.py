@@ -46,6 +46,8 @@ def test_dataset_yaml(path):
     recommended = OmegaConf.to_container(cfg.recommended)
     assert set(recommended) - GENERAL == RECOMMENDED
     assert recommended["network"] in NETWORKS and recommended["student_network"] in NETWORKS
-    assert 0 < recommended["delta"] < 1e-3 and recommended["threshold"] <= recommended["num_teachers"]
+    assert 0 < recommended["delta"] < 1e-3
+    # The noise of the check may carry a count above a threshold that no count reaches, as in PATE 2018 on SVHN.
+    assert recommended["threshold"] <= recommended["num_teachers"] + recommended["screen_sigma"]
     if recommended["augment"] is not None:
         Affine(**recommended["augment"])

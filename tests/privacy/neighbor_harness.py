@@ -237,7 +237,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             scale = mechanism.compute_scales(queries).noise_scale
             return (
                 ev.PureDPEvent(epsilon=2 / scale, count=mechanism.max_failures),
-                ev.DeltaEvent(delta=mechanism.delta / 2),
+                ev.DeltaEvent(delta=mechanism.failure_delta),
             )
     raise AssertionError(f"{kind}: say here what a value of its sensitivity costs")
 

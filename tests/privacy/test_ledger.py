@@ -79,7 +79,7 @@ def test_releases_compose_by_mu_squared(ledger):
     assert account.guarantee.epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
     assert account.total_cost.scalar == pytest.approx(180 * MU**2, rel=1e-12)
-    assert account.filter.capacity == pytest.approx(gdp.compute_mu(4.0, 1e-5) ** 2, rel=1e-9)
+    assert account.filter.capacity == pytest.approx(gdp.compute_mu(4.0, 9e-6) ** 2, rel=1e-9)
 
 
 def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
@@ -130,9 +130,16 @@ def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
     assert ledger.get_head() == head and ledger.get_account("svhn").guarantee == spent
     error, text = refusal.value, str(refusal.value)
     assert isinstance(error, ValueError) and error.cap_epsilon == 4.0
-    assert error.spent_epsilon == pytest.approx(2.43536, abs=1e-5)
-    assert error.requested_epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(500), 1e-5))
-    for words in ("2.43536 is spent", "the cap 4", "Nothing was drawn", "raise-cap svhn", "times the noise"):
+    # The filter converts at nine tenths of delta.
+    assert error.spent_epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(286) * MU, 9e-6))
+    assert error.requested_epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(500), 9e-6))
+    for words in (
+        f"{error.spent_epsilon:.6g} is spent",
+        "the cap 4",
+        "Nothing was drawn",
+        "raise-cap svhn",
+        "times the noise",
+    ):
         assert words in text
     # What it says would fit does fit, and one query more does not.
     count = math.floor(error.fitting_share * 500)
@@ -156,12 +163,19 @@ def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
     plan = [PureDPEvent(epsilon=0.05, count=20), DeltaEvent(delta=2e-6)]
     account = ledger.open_account("mnist", **TERMS, planned_events=plan)
     assert account.filter.kind == "rdp" and account.filter.delta_reserve == 5e-6
+    terms = {"delta_reserve": 2e-6, "filter": "rdp"}
+    chosen = ledger.open_account("digits", **TERMS, planned_events=[GaussianEvent(mu=MU)], **terms)
+    assert (chosen.filter.kind, chosen.filter.delta_reserve) == ("rdp", 2e-6)
+    ledger.reserve("digits", [DeltaEvent(delta=1e-6)], **FACTS)
+    for key, value in (("delta_reserve", 1e-6), ("filter", "gdp")):
+        with pytest.raises(ValueError, match=f"{key}={value!r}: account 'digits' was opened with {terms[key]!r}"):
+            ledger.open_account("digits", **TERMS, planned_events=[], **{**terms, key: value})
     ledger.commit(ledger.reserve("mnist", plan, **FACTS), [PureDPEvent(epsilon=0.05, count=7), DeltaEvent(delta=2e-6)])
     assert ledger.get_account("mnist").ex_post_guarantee.route == "rdp"
     pure = compute_guarantee([PureDPEvent(epsilon=0.05, count=7)], 1e-5)
     assert ledger.get_account("mnist").ex_post_guarantee.epsilon >= pure.epsilon
     assert ledger.get_account("mnist").total_cost.delta == 2e-6
-    with pytest.raises(BudgetExceeded, match="set aside for failures"):
+    with pytest.raises(BudgetExceeded, match="reserved for failures"):
         ledger.reserve("mnist", [DeltaEvent(delta=4e-6)], **FACTS)
     ledger.verify()
 
