@@ -20,12 +20,12 @@ from sklearn.linear_model import LogisticRegression
 from benchmarks.theory.margins import (
     disagreement_margin,
     expected_margin,
-    high_margin_curve,
     margin_correlation,
     margin_distribution,
     share_of_ones,
 )
 from pate_torch.core.rng import make_numpy_generator
+from pate_torch.planning.diagnosis import compute_margin_curve
 from pate_torch.privacy.sensitive import Votes
 
 
@@ -68,7 +68,7 @@ def main() -> None:
         "accuracy_reference": float((reference == y[queries]).mean()),
         "majority_agrees_with_reference": float(((share > 0.5) == reference).mean()),
         "mean_margin": float(margin.mean()),
-        "nu_at_xi": {f"{a:.3g}": float(v) for a, v in zip(xi, high_margin_curve(margin, np.array(xi)), strict=True)},
+        "nu_at_xi": {f"{a:.3g}": float(v) for a, v in zip(xi, compute_margin_curve(votes, np.array(xi)), strict=True)},
         "high_margin_against_reference": float((against > 0.25).mean()),
         "slope_200": float(-against[:200].sum() / margin[:200].sum()),
         "slope_all": float(-against.sum() / margin.sum()),

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pate_torch.core import checks
+from pate_torch.planning.diagnosis import compute_margin_curve
 from pate_torch.privacy.sensitive import Votes
 
 Floats = NDArray[np.float64]
@@ -51,14 +52,6 @@ def disagreement_margin(share_Q: Floats, reference_Q: NDArray[np.bool_]) -> Floa
     return np.where(np.asarray(reference_Q, dtype=bool), 1 - share, share) - 0.5
 
 
-def high_margin_curve(margin_Q: Floats, xi_X: Floats) -> Floats:
-    """Fraction nu(xi) of points with margin at most xi, float64 [X]: the problem is (nu(xi), xi)-high-margin.
-
-    Source: LZCW21 Definition 17, which prints P[Delta > xi] <= nu for P[Delta <= xi] <= nu.
-    """
-    return np.searchsorted(np.sort(margin_Q), np.asarray(xi_X), side="right") / len(margin_Q)
-
-
 _INK, _ACCENT = "#1f4e79", "#c55a11"
 
 
@@ -88,7 +81,9 @@ def margin_distribution(votes: Votes, reference_Q: NDArray[np.bool_], bins: int 
     axes.hist(margin, edges, weights=weight, histtype="step", color=_INK, label=r"$\Delta(x) = |E[h(x)] - 1/2|$")
     xi = np.linspace(0, 0.5, 251)
     right = axes.twinx()
-    right.plot(xi, high_margin_curve(margin, xi), color="black", linewidth=1, label=r"$\nu(\xi) = P[\Delta \leq \xi]$")
+    right.plot(
+        xi, compute_margin_curve(votes, xi), color="black", linewidth=1, label=r"$\nu(\xi) = P[\Delta \leq \xi]$"
+    )
     right.set_ylabel(r"$\nu(\xi)$")
     right.set_ylim(0, 1)
     handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]

@@ -116,25 +116,6 @@ def lzcw21_lemma_4(mistakes: float) -> float:
     return 3 * mistakes
 
 
-def lzcw21_proposition_18(
-    m: int, *, nu: float, xi: float, epsilon: float, delta: float, gamma: float
-) -> tuple[int, int]:
-    """(T, K) with which the sparse vector answers all m queries but T as infinitely many teachers would.
-
-    T = nu m + sqrt(2 nu m ln(3/gamma)) + (2/3) ln(3/gamma), for a (nu, xi)-high-margin problem. K: the smallest with
-    K xi - sqrt(K L/2) - 1 >= w + lambda ln(3T/gamma) + 2 lambda L, L = ln(3m/gamma): half the smallest margin, less
-    one, above the threshold and all noise, with probability 1 - gamma. (The printed proof compares the margin itself,
-    not half of it less one, with the threshold; its K = 3 lambda (ln(4m/delta) + L)/xi leaves nothing for sqrt(K L/2).)
-    """
-    slack = math.log(3 / gamma)
-    T = max(1, math.ceil(nu * m + math.sqrt(2 * nu * m * slack) + 2 * slack / 3))
-    scale, threshold = lzcw21_algorithm_2(m, T, epsilon=epsilon, delta=delta)
-    L = math.log(3 * m / gamma)
-    needed = 1 + threshold + scale * (math.log(3 * T / gamma) + 2 * L)
-    root = (math.sqrt(L / 2) + math.sqrt(L / 2 + 4 * xi * needed)) / (2 * xi)
-    return T, math.ceil(root**2)
-
-
 def lzcw21_vote_dimension(d: int, K: int) -> int:
     """Upper bound on the VC dimension of majority votes of K hypotheses: the largest m with C(s + K - 1, K) >= 2^m.
 

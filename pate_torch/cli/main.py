@@ -13,6 +13,7 @@ COMMANDS = {
     "label": ("pate_torch.cli.label", "main", "release labels from a file of votes, without a student"),
     "audit": ("pate_torch.audit", "main", "measure a lower bound on the epsilon of a mechanism"),
     "plan": ("pate_torch.cli.plan", "main", "compute the cost of settings before anything is charged"),
+    "diagnose": ("pate_torch.cli.plan", "diagnose", "measure teachers on public data, and recommend K and a mechanism"),
     "verify": ("pate_torch.verify.command", "main", "recompute the claims of any release by independent code"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),
     "learn": ("pate_torch.cli.learn", "main", "learn and release a hypothesis by an algorithm of the papers"),

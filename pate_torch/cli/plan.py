@@ -2,11 +2,16 @@
 
     pate plan dataset=svhn privacy.budget_epsilon=2
     pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80
-    pate plan dataset=csv dataset.nominal_size=2000 pilot.dataset=digits pilot.num_classes=10 --json
+    pate plan dataset=csv dataset.nominal_size=2000 pilot.dataset=digits --json
 
 The keys are those of ``train.py``; ``teachers`` stands for ``num_teachers``. A plan contains every combination of the
 listed values. Without a list, a plan also tries half and twice the sigma and, with a pilot (``planning/pilot.py``),
-half and twice K. ``pilot.dataset`` names a public data set on which the choices are tried.
+half and twice K. A pilot tries the choices on the public data ``pilot.dataset``: a benchmark, or a file of labeled
+records. ``pate plan public.csv`` also makes this file the run's ``dataset.public_path``.
+
+    pate diagnose public.csv dataset.path=private.csv dataset.label=income dataset.nominal_size=20000
+
+``pate diagnose`` measures teachers on these data first, chooses K, mechanism and questions, and reads no ledger.
 
 Nothing is charged, and no private record is read: a plan uses the declarations of the data set's source, and never
 calls ``load()``. The ledger is read for the remaining budget. The exit code is 0 if a plan is printed, even if none of
@@ -36,6 +41,7 @@ from pate_torch.core.formatting import format_delta
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.data.encoded_dataset import EncodedDataset
+from pate_torch.data.file_source import FileSource
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tabular import Embeddings
 from pate_torch.methods.gradients import GradientMethod
@@ -44,9 +50,12 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
 from pate_torch.planning import gradient_budget
 from pate_torch.planning.choice import Choice, PlanEvaluator, PlanReport, format_report, get_parameters, select_best
+from pate_torch.planning.diagnosis import ShardDiagnosis, diagnose_shards
 from pate_torch.planning.pilot import Pilot, PilotConfig
-from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import find_account
+
+Settings = tuple[str, ...]
+Axes = dict[str, Settings]
 
 SWEEP_KEYS = (
     *("num_teachers", "num_queries", "mechanism"),
@@ -54,45 +63,54 @@ SWEEP_KEYS = (
 )
 """Keys that may list several values. The table of the plan has a column for each of them."""
 MAX_ROWS = 60
-PILOT_ADVICE = "Set it to a public benchmark, or to a data set file in your hydra.searchpath with benchmark: true."
+DIAGNOSED_MECHANISMS: dict[str, Axes] = {"gaussian": {}, "sparse_vector": {"mechanism.max_failures": ("1", "4", "16")}}
+PILOT_ADVICE = "Set it to a public benchmark, a file of public records, or your data set file with benchmark: true."
 DEFAULT_NUM_CLASSES = 2
 
-Settings = tuple[str, ...]
-Axes = dict[str, Settings]
+
+def diagnose(arguments: Sequence[str] | None = None) -> int:
+    """Run ``pate diagnose`` and return its exit code."""
+    return main(arguments, diagnoses=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, diagnoses: bool = False) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="pate plan", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of train.py, and pilot.*")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    help_text = "file of labeled public records, and settings of train.py and pilot.*"
+    parser.add_argument("settings", nargs="*", metavar="PUBLIC | key=value", help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args(arguments)
 
     def print_plan() -> None:
-        report = plan(args.settings)
+        report = plan(args.settings, diagnoses=diagnoses)
         print(report.to_json() if args.json else format_report(report))
 
     return run_or_refuse(print_plan)
 
 
-def plan(settings: Sequence[str]) -> PlanReport:
-    """Evaluate all choices that these settings of train.py describe. Raise ValueError if a setting is wrong."""
+def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:
+    """Evaluate these settings, or those that ``diagnoses`` finds for them. Raise ValueError if a setting is wrong."""
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
     with hydra_config.open_configuration():
         first_values = (f"{key}={values[0]}" for key, values in axes.items())
         cfg = compose("config", overrides=[*fixed_settings, *first_values])
         base = _build_plan(cfg)
-        facts, account, terms = base.dataset.declared_facts(), find_account(base.root, base.dataset.name), base.privacy
+        facts, terms = base.dataset.declared_facts(), base.privacy
+        account = None if diagnoses else find_account(base.root, base.dataset.name)
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
             problem = "cannot be combined with a list for mechanism.sigma, because it determines mechanism.sigma"
             raise checks.error("privacy.target_epsilon", terms.target_epsilon, problem, "Omit one of the two keys.")
-        num_classes = facts.num_classes or options.num_classes or DEFAULT_NUM_CLASSES
-        pilot = None if options.dataset is None else _make_pilot(options, base, num_classes, fixed_settings)
-        if not axes and "experiment" not in keys:
-            axes = make_default_axes(base, keys, has_pilot=pilot is not None)
+        has_pilot, shards = diagnoses or options.dataset is not None, tuple[ShardDiagnosis, ...]()
+        pilot = _make_pilot(options, base, fixed_settings) if has_pilot else None
+        num_classes = pilot.data.spec.num_classes if pilot else facts.num_classes or DEFAULT_NUM_CLASSES
         evaluate = PlanEvaluator(facts=facts, num_classes=num_classes, account=account, pilot=pilot)
-        plans = {evaluate(*row): row[0] for row in _iterate_rows(fixed_settings, axes, keys)}
+        if diagnoses:
+            plans, shards = _diagnose(evaluate, base, fixed_settings, keys)
+        else:
+            if not axes and "experiment" not in keys:
+                axes = make_default_axes(base, keys, has_pilot=has_pilot)
+            plans = {evaluate(*row): row[0] for row in _iterate_rows(fixed_settings, axes, keys)}
     budget, source = evaluate.get_budget(base), "privacy.opening_budget" if account is None else "the account's cap"
     return PlanReport(
         dataset=facts.name,
@@ -100,8 +118,36 @@ def plan(settings: Sequence[str]) -> PlanReport:
         budget_source=source if terms.budget_epsilon is None else "privacy.budget_epsilon",
         delta=terms.delta,
         choices=tuple(plans),
-        notes=(*_make_notes(facts, account, options), *cfg.recommended.measured, *_suggest_gradients(plans, facts)),
+        notes=(*_make_notes(evaluate, options), *cfg.recommended.measured, *_suggest_gradients(plans, facts)),
+        shards=shards,
     )
+
+
+def _diagnose(
+    evaluate: PlanEvaluator, base: RunConfig, settings: Settings, keys: set[str]
+) -> tuple[dict[Choice, RunConfig], tuple[ShardDiagnosis, ...]]:
+    """Measure teachers for several sizes of a shard, and find the best choice of each mechanism for each size."""
+    pilot, method = evaluate.pilot, base.method
+    assert pilot is not None
+    for key in keys:
+        if key.startswith(("num_", "mechanism")):
+            raise ValueError(f"{key}: must not be set, because the diagnosis recommends it. Omit it, or use pate plan.")
+    if not isinstance(method, TeacherVotes):
+        raise checks.error("method", method.name, "must be a method of teachers", "Omit method.")
+    settings += () if "query" in keys else ("query=random",)  # a pilot asks the points in random order
+    if base.privacy.target_epsilon is None:
+        settings += (f"privacy.target_epsilon={evaluate.get_budget(base):g}",)
+    max_size, max_queries = min(len(pilot.data.private), pilot.num_records) // 16, len(pilot.data.pool)
+    counts = sorted({pilot.num_records // max(1, max_size // 3**step) for step in range(5)})
+    queries = sorted({max(min(10, max_queries), max_queries // 4**step) for step in range(3)})
+    shards = tuple(diagnose_shards(pilot, replace(method, num_teachers=count)) for count in counts)
+    plans = dict[Choice, RunConfig]()
+    for count, (name, options) in itertools.product(counts, DIAGNOSED_MECHANISMS.items()):
+        axes = {"num_teachers": (f"{count}",), "mechanism": (name,), "num_queries": (*map(str, queries),), **options}
+        rows = {evaluate(*row): row[0] for row in _iterate_rows(settings, axes, set(axes))}
+        best = select_best(tuple(rows)) or next(iter(rows))
+        plans[best] = rows[best]
+    return {choice: plan for choice, plan in plans.items() if choice.problem is None} or plans, shards
 
 
 def compose_plan(settings: Settings) -> RunConfig:
@@ -130,6 +176,10 @@ def _get_key(setting: str) -> str:
 def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Settings]:
     """Split settings into options of the pilot, keys with a list of values, and all other settings."""
     options, axes, fixed_settings = dict[str, Any](), Axes(), dict[str, str]()
+    if files := [setting for setting in settings if "=" not in setting and not setting.startswith("~")][:1]:
+        defaults = [] if any(setting.startswith("dataset=") for setting in settings) else ["dataset=csv"]
+        defaults += [f"dataset.public_path={files[0]}", f"pilot.dataset={files[0]}"]
+        settings = [*defaults, *(setting for setting in settings if setting != files[0])]
     for setting in settings:
         setting = f"num_{setting}" if setting.startswith("teachers=") else setting
         if "=" not in setting and not setting.startswith("~"):
@@ -178,8 +228,8 @@ def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Itera
         yield _build_plan(cfg), settings
 
 
-def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_settings: Settings) -> Pilot:
-    """Load the public data set of the pilot. Raise ValueError if it may hold the private records of the plan."""
+def _make_pilot(options: PilotConfig, base: RunConfig, fixed_settings: Settings) -> Pilot:
+    """Load the public data of the pilot, else the planned benchmark. Raise ValueError if they may be private."""
 
     def refuse(problem: str) -> ValueError:
         return checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
@@ -187,39 +237,50 @@ def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_s
     planned = base.dataset
     while isinstance(planned, EncodedDataset | LabelPrivacyDataset):
         planned = planned.source
-    planned_facts = planned.declared_facts()
-    overrides = [f"dataset={options.dataset}", *(s for s in fixed_settings if _get_key(s) == "hydra.searchpath")]
-    overrides += [] if planned_facts.root is None else [f"data_root={planned_facts.root}"]
-    try:
-        cfg = compose("config", overrides=overrides)
-    except MissingConfigException as error:
-        raise refuse("does not exist in the configuration") from error
-    source: DatasetSource = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
+    planned_facts, source = planned.declared_facts(), planned
+    if {".", "/"} & set(options.dataset or ""):
+        if not isinstance(planned, FileSource):
+            raise refuse(f"must not be a file, because dataset={planned_facts.name} is not in files of the user")
+        files: dict[str, Any] = {"path": options.dataset, "public_path": None, "test_path": None, "benchmark": True}
+        files |= {"roles": "hash", "fractions": (0.5, 0.4, 0.1)}  # half of the records train teachers
+        source = replace(planned, name=f"{planned.name}.public", **files)
+    elif options.dataset is not None:
+        overrides = [f"dataset={options.dataset}", *(s for s in fixed_settings if _get_key(s) == "hydra.searchpath")]
+        overrides += [] if planned_facts.root is None else [f"data_root={planned_facts.root}"]
+        try:
+            cfg = compose("config", overrides=overrides)
+        except MissingConfigException as error:
+            raise refuse("does not exist in the configuration") from error
+        source = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
     facts = source.declared_facts()
-    are_other_files = facts.paths and planned_facts.paths and not facts.paths & planned_facts.paths
-    if facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files):
+    private_paths = {place for path in planned_facts.paths for place in (path, *path.parents)}
+    are_other_files = facts.paths and private_paths and not facts.paths & private_paths
+    is_same = facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files)
+    if is_same and source is not planned:
         raise refuse("must not hold the private records of the plan: both data sets need a different dataset.path")
     if not facts.is_benchmark:
         raise refuse("must be declared as public, because a plan reads no private record")
     if planned_facts.num_private is None:
         fix = "Set it to the approximate number of private records."
-        raise checks.error("dataset.nominal_size", None, "must be set together with pilot.dataset", fix)
-    data = source.load()
-    if data.evaluation.pool_y is None or data.spec.num_classes != num_classes:
+        raise checks.error("dataset.nominal_size", None, "must be set together with a pilot", fix)
+    data, num_classes = source.load(), planned_facts.num_classes
+    if data.evaluation.pool_y is None or data.spec.num_classes != (num_classes or data.spec.num_classes):
         actual = "no labels" if data.evaluation.pool_y is None else f"labels of {data.spec.num_classes} classes"
-        raise refuse(f"must have public points with labels of {num_classes} classes, but has {actual}")
+        raise refuse(f"must have public points with labels of {num_classes or 'all'} classes, but has {actual}")
     if isinstance(base.dataset, EncodedDataset):
         data = replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return Pilot(options, data, planned_facts.num_private, base.seed)
 
 
-def _make_notes(facts: SourceFacts, account: Account | None, options: PilotConfig) -> Iterator[str]:
-    if facts.num_classes is None and options.num_classes is None:
-        yield f"{DEFAULT_NUM_CLASSES} classes are assumed. Declare them by dataset.classes or pilot.num_classes."
+def _make_notes(evaluate: PlanEvaluator, options: PilotConfig) -> Iterator[str]:
+    facts, account = evaluate.facts, evaluate.account
+    if facts.num_classes is None and evaluate.pilot is None:
+        yield f"{DEFAULT_NUM_CLASSES} classes are assumed. Declare them by dataset.classes."
     if facts.num_private is None:
         yield "Shard sizes are unknown. Declare the number of private records by dataset.nominal_size."
-    if options.dataset is not None:
-        yield f"The forecasts are measured on {options.dataset}, and apply to data that resemble it."
+    if evaluate.pilot is not None:
+        source = options.dataset or facts.name
+        yield f"The forecasts are measured on {source}, and apply to data that resemble it."
     if account is not None:
         spent = "no total (NOT PRIVATE)" if account.guarantee is None else f"epsilon {account.guarantee.epsilon:.4g}"
         state = f"{'is closed, and ' if account.is_closed else ''}has spent {spent} of {account.budget_epsilon:g}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import json
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.voting import VotingMethod
 from pate_torch.planning.autoconfig import TARGET_LEAD_SHARE
+from pate_torch.planning.diagnosis import ShardDiagnosis, explain_theory, format_shards
 from pate_torch.planning.gradient_budget import CalibratedDescent
 from pate_torch.planning.pilot import Forecast, Pilot
 from pate_torch.privacy.accounts import Account
@@ -53,6 +55,7 @@ class Choice:
         num_teachers: Number K of teachers. 0 for per-record gradients.
         shard_size: Approximate number of records per teacher. None if the number of records is not declared.
         num_queries: Number of questions.
+        num_classes: Number C of classes.
         epsilon: Price of this release alone, in epsilon, by the accountant. None if a run would be refused.
         max_queries: Largest number of questions that the public pool and the account, or a new account with the same
             budget, allow. For noise that is not Gaussian, the account's filter is stricter than ``epsilon``.
@@ -68,6 +71,7 @@ class Choice:
     num_teachers: int
     shard_size: int | None
     num_queries: int
+    num_classes: int
     epsilon: float | None
     max_queries: int
     lead: float | None
@@ -77,25 +81,30 @@ class Choice:
     settings: tuple[str, ...]
 
     @property
-    def num_correct_labels(self) -> float:
-        """Expected number of correct labels. 0 without a forecast."""
-        forecast = self.forecast
-        return 0.0 if forecast is None else self.num_queries * forecast.answer_rate * (forecast.accuracy or 0.0)
+    def num_effective_labels(self) -> float:
+        """Number of correct labels that teach as much as the expected labels do. 0 without a forecast.
+
+        Q labels that are guesses with probability 1 - s, for a skill s, teach about as much as s^2 Q correct labels.
+        """
+        if self.forecast is None or self.forecast.accuracy is None:
+            return 0.0
+        skill = max(0.0, self.forecast.accuracy - 1 / self.num_classes) / (1 - 1 / self.num_classes)
+        return self.num_queries * self.forecast.answer_rate * skill**2
 
 
 def select_best(choices: Sequence[Choice]) -> Choice | None:
     """Select the recommended choice. Return None if no choice works.
 
-    With forecasts, the function selects the cheapest choice with at least 98 % of the largest number of correct labels.
-    Without forecasts, it selects the cheapest choice whose labels need a lead of at most ``TARGET_LEAD_SHARE`` of the
-    votes or, if there is none, the cheapest choice. Among equal prices, it selects the smallest number of teachers.
+    With forecasts, the function selects the cheapest choice with at least 95 % of the largest number of effective
+    labels. Without forecasts, it selects the cheapest choice whose labels need a lead of at most ``TARGET_LEAD_SHARE``
+    of the votes or, if there is none, the cheapest choice. At one price, the fewest questions and teachers are best.
     """
     working = [choice for choice in choices if choice.verdict == "ok"]
-    max_correct = max((choice.num_correct_labels for choice in working), default=0.0)
-    near_best = [choice for choice in working if choice.num_correct_labels >= 0.98 * max_correct]
+    max_labels = max((choice.num_effective_labels for choice in working), default=0.0)
+    near_best = [choice for choice in working if choice.num_effective_labels >= 0.95 * max_labels]
     clear = [choice for choice in near_best if (choice.lead or 0.0) <= TARGET_LEAD_SHARE * choice.num_teachers]
-    candidates = near_best if max_correct else clear or near_best
-    return min(candidates, key=lambda choice: (choice.epsilon or 0.0, choice.num_teachers), default=None)
+    candidates = near_best if max_labels else clear or near_best
+    return min(candidates, key=lambda c: (round(c.epsilon or 0.0, 6), c.num_queries, c.num_teachers), default=None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,6 +151,7 @@ class PlanEvaluator:
             num_teachers=num_teachers,
             shard_size=None if size is None or not num_teachers else size // num_teachers,
             num_queries=method.num_queries,
+            num_classes=self.num_classes,
             epsilon=epsilon,
             max_queries=max_queries,
             lead=self._compute_lead(method),
@@ -223,6 +233,7 @@ class PlanReport:
         delta: Delta of the account.
         choices: Rows of the table.
         notes: Sentences below the table.
+        shards: Measurements of a diagnosis, by the size of a shard.
     """
 
     dataset: str
@@ -231,6 +242,7 @@ class PlanReport:
     delta: float
     choices: tuple[Choice, ...]
     notes: tuple[str, ...] = ()
+    shards: tuple[ShardDiagnosis, ...] = ()
 
     @property
     def best_choice(self) -> Choice | None:
@@ -247,9 +259,13 @@ def format_report(report: PlanReport) -> str:
     """Format the report in 80 columns."""
     budget = f"budget epsilon {report.budget_epsilon:g} ({report.budget_source})"
     head = f"Plan for {report.dataset}: delta {format_delta(report.delta)}, {budget}."
-    lines = [*_wrap(f"{head} No private record was read; nothing is charged.", 2), "", *format_table(report), ""]
+    lines = format_shards(report.shards) if report.shards else []
+    lines += [*_wrap(f"{head} No private record was read; nothing is charged.", 2), "", *format_table(report), ""]
     lines += _explain_verdicts(report.choices)
     notes, best = [*report.notes], report.best_choice
+    for shard in report.shards:
+        if best is not None and shard.num_teachers == best.num_teachers:
+            notes += explain_theory(shard, best.lead, best.num_queries, best.epsilon or 0.0, report.delta)
     if best is None:
         notes.append("None of these choices works.")
     elif best.forecast is None:
@@ -257,10 +273,10 @@ def format_report(report: PlanReport) -> str:
             "* The smallest epsilon at which useful labels need a lead of at most a quarter (or half) of the votes."
         )
     else:
-        notes.append("* The smallest epsilon with at least 98 % of the largest number of correct labels.")
+        notes.append("* The smallest epsilon with at least 95 % of the largest number of effective labels.")
     lines += ["", *(line for note in notes for line in _wrap(note, 2))]
     if best is not None:
-        words = " ".join(["python train.py", *best.settings])
+        words = " ".join(["python train.py", *map(shlex.quote, best.settings)])
         command = textwrap.wrap(words, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
         lines.append("  " + " \\\n    ".join(command))
     return "\n".join(lines)
@@ -301,6 +317,8 @@ def format_table(report: PlanReport) -> list[str]:
     """Format one line of 80 columns for each choice, and mark the best. Columns with one value are dropped first."""
     columns = {name: [name, *map(cell, report.choices)] for name, cell in _CELLS.items()}
     widths = {name: max(map(len, cells)) for name, cells in columns.items() if set(cells) != {name, "-"}}
+    if report.shards:
+        widths = {name: width for name, width in widths.items() if name not in ("shard", "fits")}
     for name in sorted(_OPTIONAL_COLUMNS, key=lambda name: len(set(columns[name])) > 2):
         if sum(widths.values()) + 2 * len(widths) - 1 > WIDTH:
             widths.pop(name, None)

@@ -7,10 +7,10 @@ the noise is an eighth of the votes, and up to seven points without noise (docs/
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,22 +34,19 @@ class PilotConfig:
     """Options of a pilot.
 
     Attributes:
-        dataset: Name of a public data set, as for ``dataset=``. None to run no pilot.
-        num_classes: Number of classes, used if the planned data set declares none. None if not set.
+        dataset: Name of a public data set, as for ``dataset=``, or the path (with a dot or a slash) of labeled public
+            records of the planned kind. None to run no pilot, or to diagnose the planned benchmark itself.
         num_queries: Smallest number of simulated questions.
         teachers: Largest number of teachers that are trained.
     """
 
     dataset: str | None = None
-    num_classes: int | None = None
     num_queries: int = 2000
     teachers: int = 64
 
     def __post_init__(self) -> None:
         if self.dataset is not None:
             checks.nonempty_string("pilot.dataset", self.dataset)
-        if self.num_classes is not None:
-            checks.integer("pilot.num_classes", self.num_classes, low=2)
         checks.integer("pilot.num_queries", self.num_queries, low=100, high=MAX_PILOT_QUERIES)
         checks.integer("pilot.teachers", self.teachers, low=MIN_PILOT_TEACHERS)
 
@@ -77,34 +74,49 @@ class Pilot:
     data: Dataset
     num_records: int
     seed: int
-    _votes_by_shard_size: dict[int, Votes] = field(default_factory=dict)
+    _predictions: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+
+    @functools.cached_property
+    def questions(self) -> tuple[Tensor, Tensor]:
+        """Points [Q, ...] that no teacher is trained on, and their classes [Q]."""
+        evaluation, size = self.data.evaluation, self.config.num_queries
+        assert evaluation.pool_y is not None
+        x, y = torch.cat([self.data.pool.x[:size], evaluation.x]), torch.cat([evaluation.pool_y[:size], evaluation.y])
+        return x[:size], y[:size]
 
     def forecast(self, method: LabelingMethod) -> Forecast | None:
         """Forecast the labels of the method. Return None for methods without teachers and for soft labels."""
         if not isinstance(method, TeacherVotes) or method.is_soft:  # few teachers fill too few bins of soft labels
             return None
-        assert self.data.evaluation.pool_y is not None
-        shard_size = self.num_records // method.num_teachers
-        if shard_size not in self._votes_by_shard_size:
-            self._votes_by_shard_size[shard_size] = self._count_votes(method, shard_size)
-        votes, min_queries = self._votes_by_shard_size[shard_size], self.config.num_queries
-        return simulate_release(method, votes, self.data.evaluation.pool_y, min_queries=min_queries, seed=self.seed)
+        votes = count_votes(self.predict(method).argmax(-1), self.data.spec.num_classes)
+        return simulate_release(method, votes, self.questions[1], min_queries=self.config.num_queries, seed=self.seed)
 
-    def _count_votes(self, method: TeacherVotes, shard_size: int) -> Votes:
-        """Train a small ensemble on public data and count its votes. Raise ValueError if there are too few data."""
-        config, data, recipe = self.config, self.data, method.teacher
+    def predict(self, method: TeacherVotes, *, replaces_one: bool = False) -> Tensor:
+        """Train a small ensemble on public shards of the planned size, and return its probabilities [K, Q, C].
+
+        With ``replaces_one``, one record of each shard is another record, and the teachers have the same randomness.
+        Raise ValueError if there are too few data.
+        """
+        shard_size = self.num_records // method.num_teachers
+        config, data, recipe, key = self.config, self.data, method.teacher, (shard_size, replaces_one)
+        if key in self._predictions:
+            return self._predictions[key]
         num_teachers = min(config.teachers, method.num_teachers, len(data.private) // max(shard_size, 1))
         if shard_size < 1 or num_teachers < min(MIN_PILOT_TEACHERS, method.num_teachers):
             problem = f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each"
             raise checks.error("pilot.dataset", config.dataset, problem, "Use more public data or more teachers.")
-        records = replace(select(data.private, np.arange(num_teachers * shard_size)), unit="record")
+        # The records are shuffled, because files are often sorted by class.
+        order_N = rng.make_numpy_generator(self.seed, "plan", "records").permutation(len(data.private))
+        records = replace(select(data.private, order_N[: num_teachers * shard_size]), unit="record")
+        shards = ReplaceOne().make_shards(records, num_teachers, self.seed)
+        if replaces_one:
+            shards.index_KS[:, 0] = shards.index_KS[:, 0].roll(1)
         recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS))
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
-        shards = ReplaceOne().make_shards(records, num_teachers, self.seed)
         execution = TrainingExecution(backend="vectorized")
         ensemble = train(records, data.spec, shards, recipe, seed=self.seed, execution=execution, trunk=trunk)
-        probability_KQC = ensemble.predict_proba(data.pool.x[: config.num_queries])
-        return count_votes(probability_KQC.argmax(-1), data.spec.num_classes)
+        self._predictions[key] = ensemble.predict_proba(self.questions[0])
+        return self._predictions[key]
 
 
 def simulate_release(

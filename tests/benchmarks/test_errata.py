@@ -15,6 +15,7 @@ from benchmarks.theory import sample_sizes as sizes
 from benchmarks.theory.agnostic import split_folds
 from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.planning.diagnosis import compute_proposition_18
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext
 from pate_torch.privacy.sensitive import Votes
@@ -71,7 +72,7 @@ def test_high_margin_is_the_small_probability_of_a_small_margin():
     m, xi, gamma = 100, 0.3, 0.05
     margin_Q = np.zeros(m)
     assert np.mean(margin_Q > xi) <= 0 < np.mean(margin_Q <= xi)
-    T, K = sizes.lzcw21_proposition_18(m, nu=0.0, xi=xi, epsilon=1.0, delta=1e-5, gamma=gamma)
+    T, K = compute_proposition_18(m, nu=0.0, xi=xi, epsilon=1.0, delta=1e-5, gamma=gamma)
     ones_Q = np.random.default_rng(0).binomial(K, 0.5, size=m)
     votes = Votes(torch.from_numpy(np.stack([K - ones_Q, ones_Q], 1)), K)
     mechanism, context = SparseVector(epsilon=1.0, delta=1e-5, max_failures=T), MechanismContext(num_queries=m)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.theory.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
+from benchmarks.theory.margins import disagreement_margin, expected_margin, share_of_ones
 from pate_torch.privacy.sensitive import Votes
 
 
@@ -17,7 +17,6 @@ def test_margins_of_known_votes():
     np.testing.assert_allclose(disagreement_margin(share, reference), [-0.5, 0.0, 0.5, 0.2])
     # In absolute value the two are the same thing, whatever the reference: hence the sign.
     np.testing.assert_allclose(np.abs(disagreement_margin(share, ~reference)), expected_margin(share))
-    np.testing.assert_allclose(high_margin_curve(expected_margin(share), [0.0, 0.19, 0.2, 0.5]), [0.25, 0.25, 0.5, 1])
 
 
 def test_estimated_margin_is_biased_by_half_a_standard_error_at_most():

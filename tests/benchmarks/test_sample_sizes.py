@@ -18,6 +18,7 @@ from pate_torch.accounting.events import GaussianEvent as Event
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SoftSparseVector, SparseVector
+from pate_torch.planning.diagnosis import compute_proposition_18
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
@@ -225,7 +226,7 @@ def test_theorem_28_clears_the_noise_it_was_derived_from():
 def test_proposition_18_holds_in_simulation_with_the_fewest_teachers_its_proof_allows():
     """Margins exactly xi on all queries: with K all are answered; with half of it they are not."""
     m, xi, gamma = 300, 0.25, 0.05
-    T, K = sizes.lzcw21_proposition_18(m, nu=0.01, xi=xi, **ASKED, gamma=gamma)
+    T, K = compute_proposition_18(m, nu=0.01, xi=xi, **ASKED, gamma=gamma)
     scale, threshold = sizes.lzcw21_algorithm_2(m, T, **ASKED)
     L = math.log(3 * m / gamma)
     noise_bound = scale * math.log(3 * T / gamma) + 2 * scale * L

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli import plan as command
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.planning.choice import format_report
 from pate_torch.planning.pilot import Pilot
 from pate_torch.privacy.ledger import Ledger
 from tests import ROOT
@@ -97,7 +99,7 @@ def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
 
 
 def test_gradients_at_the_same_price_are_suggested_as_settings_that_can_be_planned():
-    csv = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4")
+    csv = ("dataset=csv", "dataset.nominal_size=3000", "dataset.classes=[a,b,c,d]")
     report = plan(*csv, "teachers=24", "mechanism.sigma=20")
     (teachers,) = report.choices
     (note,) = [note for note in report.notes if "method=gradients" in note]
@@ -161,10 +163,10 @@ def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(enc
         ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "must not hold the private records"),
         ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "must not hold the private records"),
         ((*encoded, "dataset.path=mails.csv", "pilot.dataset=bare", *BRIEF), "but has no labels"),
-        ((*encoded, "pilot.dataset=digits", "pilot.num_classes=10", *BRIEF), "because points are images"),
+        ((*encoded, "pilot.dataset=digits", *BRIEF), "because points are images"),
         ((*encoded, "pilot.dataset=nosuch"), "does not exist"),
         ((*encoded, "pilot.dataset=libsvm"), "must be declared as public"),
-        ((*encoded, "pilot.dataset=digits", "pilot.num_classes=3"), "10 classes"),
+        ((*encoded, "pilot.dataset=digits", "dataset.classes=[a,b,c]"), "10 classes"),
         (("pilot.dataset=digits",), "must not hold the private records"),
         (("dataset=csv", "pilot.dataset=digits"), "nominal_size"),
     ):
@@ -202,3 +204,67 @@ def test_bad_input_is_one_line_and_code_2(settings, key, capsys, home):
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and key in err
     assert list(home.iterdir()) == []
+
+
+# -- pate diagnose ----------------------------------------------------------------------------------------------------
+
+TABLE = ("dataset.path=private.csv", "dataset.nominal_size=900", "dataset.name=ward", "privacy.target_epsilon=2")
+QUICK = ("teacher.steps=40", "pilot.num_queries=150", "pilot.teachers=16")
+
+
+def write_table(file: Path, count: int, *, labeled: bool = True) -> str:
+    """Two overlapping clouds, sorted by class."""
+    y = np.arange(count) * 2 // count
+    x = np.random.default_rng(4).normal(2.0 * y[:, None], 1.0, (count, 2))
+    rows = [f"{a:.3f},{b:.3f}" + f",{['no', 'yes'][label]}" * labeled for (a, b), label in zip(x, y, strict=True)]
+    file.write_text("\n".join(["a,b" + ",label" * labeled, *rows]) + "\n")
+    return str(file)
+
+
+def test_a_diagnosis_reads_public_rows_alone_and_its_command_can_be_planned(tmp_path, home):
+    """The private file does not even exist, and no ledger is made. The plan of the same pilot has the same forecast."""
+    public = write_table(tmp_path / "public.csv", 400)
+    report = command.plan((public, *TABLE, *QUICK), diagnoses=True)
+    text, found = format_report(report), json.loads(report.to_json())
+    assert list(home.iterdir()) == [] and max(map(len, text.splitlines())) <= 80 + len(public)
+    words = shlex.split(text.partition("python train.py ")[2].replace("\\\n", " "))
+    method = run_plan(*[word for word in words if not word.startswith("pilot.")]).method
+    assert {f"dataset.public_path={public}", "dataset.path=private.csv", "mechanism=gaussian"} <= set(words)
+    assert not any(word.startswith("pilot.") for word in words)
+    assert "helps" in text and "Proposition 18" in text and "resemble it" in text
+    best = found["choices"][found["best"]]
+    assert (best["num_teachers"], best["num_queries"]) == (method.num_teachers, method.num_queries)
+    assert {choice["mechanism"] for choice in found["choices"]} == {"gaussian", "sparse_vector"}
+    sizes, accuracies = zip(*((s["shard_size"], s["teacher_accuracy"][0]) for s in found["shards"]), strict=True)
+    assert sizes == (12, 4, 1) and accuracies[0] > accuracies[2] > 0.5
+    (choice,) = plan(
+        public, *[w for w in words if w.startswith(("num_", "mechanism", "privacy"))], *TABLE[:3], *QUICK
+    ).choices
+    assert choice.forecast.accuracy == best["forecast"]["accuracy"]
+
+
+def test_a_benchmark_is_diagnosed_on_itself(capsys, monkeypatch):
+    monkeypatch.setattr(command, "DIAGNOSED_MECHANISMS", {"gaussian": {}})
+    assert command.diagnose(("privacy.target_epsilon=2", "teacher=logistic", *QUICK)) == 0
+    text = capsys.readouterr().out
+    assert "measured on digits" in text and "python train.py privacy.target_epsilon=2" in text
+
+
+def test_what_is_not_declared_public_is_not_diagnosed(tmp_path, capsys):
+    public, bare = write_table(tmp_path / "public.csv", 60), write_table(tmp_path / "bare.csv", 60, labeled=False)
+    for settings, message in (
+        (("dataset=csv", *TABLE), "must be declared as public"),
+        ((public, *TABLE[1:]), "must not hold the private records"),  # nobody knows which file is private
+        ((public, f"dataset.path={tmp_path}/../{tmp_path.name}/public.csv", *TABLE[1:]), "must not hold the private"),
+        ((public, TABLE[0]), "nominal_size"),
+        ((bare, *TABLE), "dataset.label"),
+        ((public, "other.csv", *TABLE), "other.csv"),
+        ((public, "dataset=digits"), "public_path"),
+        ((public, *TABLE, "num_teachers=5"), "num_teachers"),
+        ((public, *TABLE, "mechanism=confident"), "mechanism"),
+        ((public, *TABLE, "method=gradients", "mechanism.sigma=3"), "mechanism"),
+        ((public, *TABLE, "pilot.num_queries=99"), "pilot.num_queries"),
+    ):
+        assert command.diagnose(settings) == 2, settings
+        out, err = capsys.readouterr()
+        assert out == "" and message in err and err.count("\n") == 1, (settings, err)

@@ -75,6 +75,8 @@ def compose_command(line: str, workspace: Path) -> Any:
     """The configuration that a train, plan or label command names; raises for a group or key that is not there."""
     name, words = program(words_of(line)[1])
     folder = words[words.index("--config-dir") + 1] if "--config-dir" in words else None
+    public = [word for word in words if name in ("plan", "diagnose") and "=" not in word]
+    words = ["dataset=csv"] * len(public) + words
     words = [re.sub("^teachers=(?=[0-9])", "num_teachers=", word) for word in words if not word.startswith("pilot.")]
     settings = [word for word in words if "=" in word or word.startswith("~")]
     settings = [re.sub("<.*>", ID, word) for word in settings if not word.startswith("--")]
@@ -112,6 +114,17 @@ def demo_table(file: Path) -> None:
     file.write_text(rows(1200, 240))
     file.with_name("public.csv").write_text(rows(200, 50, labeled=False))
     file.with_name("test.csv").write_text(rows(200, 50))
+
+
+def demo_labeled(file: Path) -> None:
+    """Visits of 480 other patients, all public and with labels, one a patient."""
+    generator = np.random.default_rng(1)
+    lines = ["patient,age,pressure,ward,diagnosis"]
+    for patient in range(480):
+        age, pressure = generator.normal(50, 15), generator.normal(120, 20)
+        ill = "ill" if (age - 50) / 15 + (pressure - 120) / 20 > generator.normal(0, 0.3) else "well"
+        lines.append(f"q{patient},{age:.1f},{pressure:.1f},{generator.choice(list('ABC'))},{ill}")
+    file.write_text("\n".join(lines) + "\n")
 
 
 def demo_votes(file: Path) -> None:
@@ -171,7 +184,7 @@ def demo_resnet18(file: Path) -> None:
 
 MAKERS = {
     maker.__name__: maker
-    for maker in (demo_table, demo_votes, demo_mails, demo_table_of_tokens, demo_resnet18, demo_vectors)
+    for maker in (demo_table, demo_labeled, demo_votes, demo_mails, demo_table_of_tokens, demo_resnet18, demo_vectors)
 }
 
 
@@ -197,7 +210,7 @@ def furnish(page: Path, folder: Path) -> Path:
 @every_page
 def test_the_first_command_of_a_page_composes(page, tmp_path):
     lines = [line for block in blocks(page) if block.language == "bash" for line in block.commands]
-    composable = [line for line in lines if program(words_of(line)[1])[0] in ("train", "plan", "label")]
+    composable = [line for line in lines if program(words_of(line)[1])[0] in ("train", "plan", "diagnose", "label")]
     if composable:
         compose_command(composable[0], furnish(page, tmp_path))
 

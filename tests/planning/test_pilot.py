@@ -95,7 +95,7 @@ def test_a_pilot_is_trained_once_for_each_shard_size(monkeypatch):
         Pilot(PilotConfig(dataset="clouds"), clouds(1600), 8000, seed=0).forecast(few)
 
 
-@pytest.mark.parametrize("bad", [{"teachers": 3}, {"num_classes": 1}, {"num_queries": 99}, {"dataset": ""}])
+@pytest.mark.parametrize("bad", [{"teachers": 3}, {"num_queries": 99}, {"dataset": ""}])
 def test_a_bad_option_of_the_pilot_is_refused(bad):
     with pytest.raises(ValueError, match=f"pilot.{next(iter(bad))}"):
         PilotConfig(**bad)

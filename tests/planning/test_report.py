@@ -42,7 +42,7 @@ def test_the_star_states_its_rule_and_the_command_is_that_of_the_row():
     forecast = Forecast(answer_rate=1.0, accuracy=0.9)
     choices = tuple(dataclasses.replace(choice, forecast=forecast, verdict="ok") for choice in report.choices)
     tried = dataclasses.replace(report, choices=choices)
-    assert "98 % of the largest number of correct" in reports.format_report(tried)
+    assert "95 % of the largest number of effective" in reports.format_report(tried)
     assert "90.0%" in reports.format_table(tried)[1]
 
 
