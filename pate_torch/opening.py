@@ -24,7 +24,6 @@ from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
-from pate_torch.privacy.accounts import PURPOSE_TEST
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import DatasetFacts
@@ -191,14 +190,14 @@ class OpenRun:
             )
 
     @classmethod
-    def open_account(cls, config: RunConfig, data: Dataset, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
+    def open_account(cls, config: RunConfig, splits: DataSplits, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
         """Open the account of these records, for releases that span calls and processes (``Spending.suspend``).
 
         The caller closes the ledger of the budget.
         """
         create_private_folder(config.root, "store")
-        fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), data.private)
-        return _open_account(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
+        fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), splits.all_private)
+        return _open_account(config, Ledger(config.ledger_path), splits, planned_events, fingerprint)
 
     def _open_budget(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
         """Open the account if anything is charged, and create the owner's folder."""
@@ -208,8 +207,7 @@ class OpenRun:
                 fingerprint = config.method.compute_fingerprint(store, records)
             else:
                 fingerprint = store.compute_content_fingerprint(records)
-            data = replace(self.splits.data, private=records)
-            self.budget = _open_account(config, self.ledger, data, planned_events, fingerprint)
+            self.budget = _open_account(config, self.ledger, self.splits, planned_events, fingerprint)
             if not self.reservation_ids:
                 self.budget.check_events(planned_events)
         if self.has_private_folder:
@@ -261,14 +259,14 @@ class OpenRun:
 
 
 def _open_account(
-    config: RunConfig, ledger: Ledger, data: Dataset, planned_events: tuple[PrivacyEvent, ...], fingerprint: str
+    config: RunConfig, ledger: Ledger, splits: DataSplits, planned_events: tuple[PrivacyEvent, ...], fingerprint: str
 ) -> Budget:
     """Open the account of a data set, or check that its terms are those of this run.
 
     Args:
         config: Choices of the run.
         ledger: Ledger that holds the account.
-        data: Data whose private records the account protects.
+        splits: Data whose private records the account protects.
         planned_events: All events that the run charges.
         fingerprint: Content fingerprint of the records, or of votes in their place.
 
@@ -276,10 +274,10 @@ def _open_account(
         ValueError: The account has other terms, was charged in another ledger, or its records are charged to another
             account; or it is new and its cap would refuse this run.
     """
-    name, privacy, kind = data.spec.name, config.privacy, config.method.noise
+    name, private, privacy, kind = splits.data.spec.name, splits.all_private, config.privacy, config.method.noise
     store = TeacherStore(config.root)
     _check_same_ledger(store, name, ledger)
-    records = store.hash_records(data.private) if len(data.private) else None
+    records = store.hash_records(private) if len(private) else None
     if not privacy.allow_duplicate_account:
         _check_duplicate_account(store, name, records, fingerprint, ledger)
     cap_by_account = _read_caps(ledger)
@@ -288,7 +286,8 @@ def _open_account(
     terms: dict[str, Any] = {
         "delta": privacy.delta,
         "adjacency": config.partition.adjacency,
-        "unit": data.private.unit,
+        "unit": private.unit,
+        "held_out": splits.held_out,
     }
     ledger.open_account(
         name,
@@ -297,10 +296,6 @@ def _open_account(
         noise=kind,
         **terms,
     )
-    charges = ledger.get_account(name).charges.values()
-    if store.find_test_rule(name) is None and any(charge.purpose.startswith(PURPOSE_TEST) for charge in charges):
-        problem = f"has tested models on units that {store.folder}/held_out/{name}.json names, and this file is missing"
-        raise checks.error("account", name, problem, "Restore the file from a backup.")
     return Budget(
         ledger=ledger,
         account=name,
@@ -414,7 +409,7 @@ def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: P
         return None
     choices = {
         "method": repr(config.method),
-        "private_test": repr(config.private_test),
+        "private_test": repr(config.test_mechanism),
         "partition": repr(config.partition),
         "seed": config.seed,
         "pool": compute_tensor_digest(facts.pool.x),
@@ -451,7 +446,7 @@ def _resume_call(
             return config, None
         written = WrittenRelease(release=labels, record=record, guide=guide)
     message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more"
-    message += "." if config.private_test is None else ", but for its test on held-out units."
+    message += "." if not config.private_test else ", but for its test on held-out units."
     stages.print_message(message)
     return replace(config, folder=folder), written
 

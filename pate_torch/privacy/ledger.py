@@ -39,6 +39,7 @@ from pate_torch.privacy.accounts import (
     account_charged_error,
     apply_entry,
     budget_exceeded_error,
+    held_out_error,
     is_within,
     make_price_facts,
 )
@@ -109,6 +110,7 @@ class Ledger:
         unit: str,
         planned_events: Iterable[PrivacyEvent],
         noise: str = "torch",
+        held_out: str = "",
     ) -> Account:
         """Open the account of a private data set, or return the existing account; see ``Account`` for the terms.
 
@@ -123,18 +125,18 @@ class Ledger:
         checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
         if not unit:
             raise checks.error("unit", unit, 'must name the privacy unit, such as "record"')
-        terms: dict[str, Any] = {"delta": delta, "adjacency": adjacency, "unit": unit, "noise": noise}
+        terms: dict[str, Any] = {"adjacency": adjacency, "unit": unit, "noise": noise, "held_out": held_out}
         with self._chain.transaction():
             self._catch_up()
             existing = self._accounts.get(name)
             if existing is not None and (existing.charges or existing.is_closed):
-                self.check_terms(name, budget_epsilon=budget_epsilon, **terms)
+                self.check_terms(name, budget_epsilon=budget_epsilon, delta=delta, **terms)
             else:
                 epsilon = checks.positive("budget_epsilon", budget_epsilon)
                 filter = PrivacyFilter.from_planned_events(planned_events, epsilon=epsilon, delta=delta)
-                if existing != Account(name=name, filter=filter, adjacency=adjacency, unit=unit, noise=noise):
+                if existing != Account(name=name, filter=filter, **terms):
                     facts = {"filter": filter.kind, "order": filter.order, "delta_reserve": filter.delta_reserve}
-                    self._chain.append("open", name, {"budget_epsilon": filter.epsilon, **terms, **facts})
+                    self._chain.append("open", name, {"budget_epsilon": epsilon, "delta": delta, **terms, **facts})
         return self.get_account(name)
 
     def get_account(self, name: str) -> Account:
@@ -398,6 +400,8 @@ class Ledger:
         for key, value in terms.items():
             stored = getattr(account, key)
             if value != stored:
+                if key == "held_out":
+                    raise held_out_error(account)
                 problem = f"account {name!r} was opened with {stored!r}, for which its charges were computed"
                 raise checks.error(key, value, problem, f"Set it back to {stored!r}.")
         if budget_epsilon not in (None, account.budget_epsilon):

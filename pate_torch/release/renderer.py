@@ -38,6 +38,7 @@ from pate_torch.release.report import (
     Share,
     format_percent,
 )
+from pate_torch.students.private_test import CONFIDENCE
 
 _PACKAGE_VERSION = version("pate-torch")  # read at import, so that an error comes before any charge
 SUMMARY_SCHEMA = 1
@@ -178,6 +179,9 @@ def _build_utility(report: ReleaseReport) -> dict[str, Any]:
         low, high = share.interval or (None, None)
         return {"accuracy": share.value, "low": low, "high": high, "points": share.size}
 
+    derived = {"confidence": CONFIDENCE, "in_words": statement.format_sentence("private_test", report)}
+    if test := report.evaluation.private_test:
+        derived |= {key: getattr(test, key) for key in ("bound", "accuracy", "recalls")}
     return {
         "student": to_dict(report.evaluation.student_share),
         "labels": to_dict(report.evaluation.label_share),
@@ -186,6 +190,7 @@ def _build_utility(report: ReleaseReport) -> dict[str, Any]:
             for name, row in zip(report.confusion_names, report.class_accuracies, strict=True)
         ],
         "subgroups": None,
+        "private_test": test and asdict(test) | derived,
     }
 
 
@@ -366,3 +371,6 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
             yield accuracy.name, f"{accuracy.share} correct: {accuracy.description}"
     if report.majority_warning is not None:
         yield "", report.majority_warning
+    if report.evaluation.private_test is not None:
+        yield "Private test", str(report.evaluation.private_test).capitalize()
+        yield "  Recall", ", ".join(statement.list_paragraphs("recalls", report)[:MAX_CLASSES])
