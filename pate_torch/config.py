@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import FILTER_KINDS
@@ -21,11 +22,13 @@ from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
+from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.noise import check_delta, check_noise
 from pate_torch.privacy.partition import DatasetFacts, Partition, drop_unusable
-from pate_torch.privacy.records import SELECTION_BASES, Dataset, PrivateRecords
+from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, Dataset, PrivateRecords
 from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
+from pate_torch.students.private_test import compute_release_epsilon, make_test_mechanism
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import TeacherStore
@@ -94,8 +97,8 @@ class RunConfig:
         encoder: Frozen encoder of all points, which ``__post_init__`` moves into ``dataset``. None to use the points as
             they are.
         selection: Choice of one of several students by private records. None to train ``student`` alone.
-        private_test: Mechanism of a test of the final student on held-out units, which this run charges after its
-            release (``private_test.release_confusion``). None for no test.
+        private_test: Share of the units that all releases of the account leave out, for a test. 0 for no test.
+        test_mechanism: Mechanism of the test, which ``calibrate`` sets. None for no test.
         private_epsilon: Publication of the data-dependent price. None to keep the price private.
         membership: Membership attack on the student, for the owner. None to make no attack.
         labels: Id of an earlier release from whose labels the student learns. None to make a new release.
@@ -120,7 +123,8 @@ class RunConfig:
     student: StudentAlgorithm | None = None
     encoder: Encoder | None = None
     selection: Selection | None = None
-    private_test: Histogram | None = None
+    private_test: float = 0.0
+    test_mechanism: Histogram | None = None
     private_epsilon: PrivateEpsilon | None = None
     membership: MembershipTest | None = None
     labels: str | None = None
@@ -181,9 +185,23 @@ class RunConfig:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
         """
         method = self.method.complete(facts, stages)
-        if self.labels is None:
-            method = method.calibrate(self.privacy.target_epsilon, self.privacy.delta, facts)
-        return replace(self, method=method)
+        completed = replace(self, method=method)
+        return completed.calibrate(facts) if self.labels is None else completed
+
+    def calibrate(self, *facts: DatasetFacts) -> RunConfig:
+        """Return this configuration with noise whose price, a private test included, is ``privacy.target_epsilon``."""
+        target, delta = self.privacy.target_epsilon, self.privacy.delta
+        epsilon = compute_release_epsilon(target, delta) if self.private_test and target else target
+        while True:
+            method = self.method.calibrate(epsilon, delta, *facts)
+            if not self.private_test:
+                return replace(self, method=method)
+            events = method.privacy_events(*facts)
+            mechanism = make_test_mechanism(events, self.partition.adjacency, delta, method.noise)
+            total = compute_guarantee(events + mechanism.privacy_events(1), delta).epsilon
+            if not (epsilon and target) or total <= target * (1 + 1e-9):
+                return replace(self, method=method, test_mechanism=mechanism)
+            epsilon *= 0.98  # prices that are not Gaussian do not add in mu^2
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
         """Return all events that this run may charge: the release, and the events of ``extra_privacy_events``."""
@@ -193,7 +211,7 @@ class RunConfig:
     def extra_privacy_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
         """Return the events of the choice of a student, its test, and the publication of the data-dependent price."""
         events = () if self.selection is None else self.selection.privacy_events()
-        events += () if self.private_test is None else self.private_test.privacy_events(1)
+        events += () if self.test_mechanism is None else self.test_mechanism.privacy_events(1)
         if self.private_epsilon is None or self.labels is not None:
             return events
         return events + self.private_epsilon.privacy_events(self.plan_private_epsilon(num_classes))
@@ -238,6 +256,10 @@ class RunConfig:
         students = {} if self.student is None else {"student": self.student}
         if self.selection is not None:
             students = {f"selection.candidates.{name}": c for name, c in self.selection.candidates.items()}
+        is_testable = self.labels is None and not self.method.releases_model and facts.unit != LABEL_UNIT
+        if self.private_test and not (is_testable and all(a.has_linear_output for a in students.values())):
+            problem = "needs new labels by records that are no public points, and a student whose last layer is linear"
+            raise checks.error("private_test.share", self.private_test, problem, "Leave out the test.")
         for key, algorithm in students.items():
             with checks.prefixed_errors(key):
                 algorithm.check(facts.spec)
@@ -251,6 +273,7 @@ class DataSplits:
         data: Data without the private records that are held out.
         all_private: All private records, whose account is charged.
         test: One record of each unit that the account holds out of every release, for tests. None if not known.
+        held_out: Id of the rule that holds out these units. Empty if there is no rule.
         validation: Records held out for choosing a student. None without ``config.selection``.
         membership_holdout: Records held out for the owner's membership attack. None if no records are held out.
     """
@@ -258,6 +281,7 @@ class DataSplits:
     data: Dataset
     all_private: PrivateRecords
     test: PrivateRecords | None = None
+    held_out: str = ""
     validation: PrivateRecords | None = None
     membership_holdout: PrivateRecords | None = None
 
@@ -267,15 +291,16 @@ class DataSplits:
         source, validation, membership_holdout = config.dataset, None, None
         data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
         data = drop_unusable(data, config.partition.adjacency)
-        all_private, store = data.private, TeacherStore(config.root)
-        training, test = store.hold_out_units(data.spec.name, all_private, config.partition.adjacency)
+        name, all_private, store = data.spec.name, data.private, TeacherStore(config.root)
+        store.fix_private_test(name, config.private_test, find_account(config.root, name))
+        training, test, rule_id = store.hold_out_units(name, all_private, config.partition.adjacency)
         data = replace(data, private=training)
         if config.selection is not None:
             data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
         if config.membership is not None and not config.method.releases_model:
             data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
         held_out = {"test": test, "validation": validation, "membership_holdout": membership_holdout}
-        return cls(data=data, all_private=all_private, **held_out)
+        return cls(data=data, all_private=all_private, held_out=rule_id, **held_out)
 
 
 class Study(ABC):

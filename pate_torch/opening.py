@@ -24,7 +24,6 @@ from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
-from pate_torch.privacy.accounts import PURPOSE_TEST
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import DatasetFacts
@@ -182,14 +181,14 @@ class OpenRun:
             )
 
     @classmethod
-    def open_account(cls, config: RunConfig, data: Dataset, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
+    def open_account(cls, config: RunConfig, splits: DataSplits, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
         """Open the account of these records, for releases that span calls and processes (``Spending.suspend``).
 
         The caller closes the ledger of the budget.
         """
         create_private_folder(config.root, "store")
-        fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), data.private)
-        return _open_account(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
+        fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), splits.all_private)
+        return _open_account(config, Ledger(config.ledger_path), splits, planned_events, fingerprint)
 
     def _open_budget(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
         """Open the account if anything is charged, and create the owner's folder."""
@@ -199,8 +198,7 @@ class OpenRun:
                 fingerprint = config.method.compute_fingerprint(store, records)
             else:
                 fingerprint = store.compute_content_fingerprint(records)
-            data = replace(self.splits.data, private=records)
-            self.budget = _open_account(config, self.ledger, data, planned_events, fingerprint)
+            self.budget = _open_account(config, self.ledger, self.splits, planned_events, fingerprint)
             if not self.reservation_ids:
                 self.budget.check_events(planned_events)
         if self.has_private_folder:
@@ -252,7 +250,7 @@ class OpenRun:
 
 
 def _open_account(
-    config: RunConfig, ledger: Ledger, data: Dataset, planned_events: tuple[PrivacyEvent, ...], fingerprint: str
+    config: RunConfig, ledger: Ledger, splits: DataSplits, planned_events: tuple[PrivacyEvent, ...], fingerprint: str
 ) -> Budget:
     """Open the account of a data set, or check that its terms are those of this run.
 
@@ -263,16 +261,17 @@ def _open_account(
         ValueError: The account has other terms, was charged in another ledger, or its records are charged to another
             account; or it is new and its cap would refuse this run.
     """
-    name, privacy, kind = data.spec.name, config.privacy, config.method.noise
+    name, private, privacy, kind = splits.data.spec.name, splits.all_private, config.privacy, config.method.noise
     store = TeacherStore(config.root)
     _check_same_ledger(store, name, ledger)
-    records = store.hash_records(data.private) if len(data.private) else None
+    records = store.hash_records(private) if len(private) else None
     if not privacy.allow_duplicate_account:
         _check_duplicate_account(store, name, records, fingerprint, ledger)
     cap_by_account = _read_caps(ledger)
     _check_new_account_cap(config, name, planned_events, cap_by_account)
     cap = privacy.budget_epsilon
-    terms: dict[str, Any] = {"delta": privacy.delta, "adjacency": config.partition.adjacency, "unit": data.private.unit}
+    terms: dict[str, Any] = {"delta": privacy.delta, "adjacency": config.partition.adjacency, "unit": private.unit}
+    terms["held_out"] = splits.held_out
     ledger.open_account(
         name,
         budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
@@ -282,10 +281,6 @@ def _open_account(
         filter=privacy.filter,
         **terms,
     )
-    charges = ledger.get_account(name).charges.values()
-    if store.find_test_rule(name) is None and any(charge.purpose.startswith(PURPOSE_TEST) for charge in charges):
-        problem = f"has tested models on units that {store.folder}/held_out/{name}.json names, and this file is missing"
-        raise checks.error("account", name, problem, "Restore the file from a backup.")
     return Budget(
         ledger=ledger,
         account=name,
@@ -401,7 +396,7 @@ def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: P
         return None
     choices = {
         "method": repr(config.method),
-        "private_test": repr(config.private_test),
+        "private_test": repr(config.test_mechanism),
         "partition": repr(config.partition),
         "seed": config.seed,
         "pool": compute_tensor_digest(facts.pool.x),
@@ -437,7 +432,7 @@ def _resume_call(
         if written.release.id not in committed_ids:
             return config, None
     message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more"
-    message += "." if config.private_test is None else ", but for its test on held-out units."
+    message += "." if not config.private_test else ", but for its test on held-out units."
     stages.print_message(message)
     return replace(config, folder=folder), written
 

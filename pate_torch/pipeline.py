@@ -43,7 +43,7 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
     with ReleaseSession.open(config, format_alternative=format_alternative) as session:
         written = session.run()
         price_message = session.publish_private_price(written)
-        student = session.fit(written)
+        student = session.test(session.fit(written))
         report = session.publish(written, student)
     session.finish()  # last, because closing the session writes buffered files
     distributed.broadcast_object(distributed.DONE)

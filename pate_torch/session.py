@@ -38,9 +38,10 @@ from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
 from pate_torch.release.renderer import print_summary, write_release
 from pate_torch.release.report import ReleaseReport
-from pate_torch.release.store import WrittenRelease, save_model
+from pate_torch.release.store import MODEL_FILE_NAME, WrittenRelease, save_model
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
+from pate_torch.students.private_test import read_test, release_test
 from pate_torch.students.store import save as save_student
 
 NamedStudent = tuple[str, Student]
@@ -226,10 +227,21 @@ class ReleaseSession(OpenRun):
                 name, student, id_ = config.selection.choose(train_student, validation=validation, budget=budget)
                 self.reservation_ids.append(id_)
         run_folders.create_protected_folder(self.release_dir)
-        save_student(student, self.release_dir / "student.safetensors")
+        save_student(student, self.release_dir / MODEL_FILE_NAME)
         if isinstance(config.dataset, EncodedDataset):
             config.dataset.publish(self.release_dir / ENCODER_FOLDER)
         return name, student
+
+    def test(self, named_student: NamedStudent | None) -> NamedStudent | None:
+        """Charge the test of the student, and return it with its temperature. Without ``private_test`` do nothing."""
+        mechanism, file = self.config.test_mechanism, self.release_dir / MODEL_FILE_NAME
+        if mechanism is None or named_student is None:
+            return named_student
+        assert self.budget is not None and self.splits.test is not None
+        progress, data = self.stages("Testing the student on held-out units"), (self.splits.test, self.facts.pool.x)
+        test, student = release_test(named_student[1], file, *data, mechanism, self.budget, progress)
+        self.reservation_ids.append(test.id)
+        return named_student[0], student
 
     # ---- reports --------------------------------------------------------------------------------------------------
 
@@ -283,6 +295,7 @@ class ReleaseSession(OpenRun):
             baselines=() if metrics is None else owner_metrics.make_public_baselines(self.splits.data, metrics),
             includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
             model={} if student is None else self.config.method.describe_model(student),
+            private_test=None if student is None else read_test(self.release_dir / MODEL_FILE_NAME, "student_sha256"),
         )
         write_release(self.release_dir, report)
         return report

@@ -6,6 +6,8 @@ import json
 import math
 import shutil
 import stat
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +16,7 @@ from pate_torch.accounting import gdp, rdp
 from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
@@ -22,11 +25,14 @@ from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.base import Margin, Random
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.release import store as release_store
+from pate_torch.session import ReleaseSession
 from pate_torch.students.base import StudentAlgorithm
+from pate_torch.students.private_test import read_test
 from pate_torch.students.selection import Selection
+from pate_torch.students.semi_supervised import LabelSpreading
 from pate_torch.students.training import Supervised
 from tests.run_configs import changed
-from tests.tiny_runs import again, summary, tiny
+from tests.tiny_runs import DELTA, again, summary, tiny
 from tests.worlds import blobs
 
 
@@ -279,3 +285,68 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
     assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
     again = pipeline.run(changed(plan, labels=report.record.release_id, folder=plan.folder.parent / "again"))
     assert again.record.class_names == names and again.is_free
+
+
+# ---- the private test ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_the_command_tests_its_student_within_its_price(tmp_path):
+    plan = changed(tiny(tmp_path), private_test=0.3)
+    plan = replace(plan, privacy=replace(plan.privacy, target_epsilon=9.0))
+    assert pipeline.run(plan).claim.epsilon == pytest.approx(9.0, rel=1e-6)
+    test = read_test(plan.folder / "release" / "student.safetensors", "student_sha256")
+    assert test.number == 1 and str(test) in (plan.folder / "release" / "report.html").read_text().replace(
+        "\u00a0", " "
+    )
+    later = changed(again(plan, "later"), private_test=0.0)  # no test, but the same units are held out
+    with ReleaseSession.open(later) as session:
+        held_out = {tuple(x) for x in session.splits.test.x.tolist()}
+        trained = {tuple(x) for x in session.splits.data.private.x.tolist()}
+        assert len(held_out) > 20 and not held_out & trained
+        assert session.budget.held_out == session.ledger.get_account("blobs").held_out != ""
+
+
+@pytest.mark.parametrize("mechanism", [LNMax(sigma=4.0), GNMax(sigma=4.0, noise="discrete")])
+def test_the_price_of_a_test_of_any_noise_is_within_the_target(mechanism, tmp_path):
+    plan = changed(tiny(tmp_path), private_test=0.3, mechanism=mechanism)
+    plan = replace(plan, privacy=replace(plan.privacy, target_epsilon=20.0))
+    assert 16 < pipeline.run(plan).claim.epsilon <= 20 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_share_that_is_fixed_while_another_run_has_loaded_all_records_admits_one_of_both(is_first, tmp_path):
+    """Whichever reserves first fixes what is held out, and the other one draws nothing."""
+    untested, tested = tiny(tmp_path), changed(again(tiny(tmp_path), "tested"), private_test=0.3)
+    with ReleaseSession.open(untested) as all_records, ReleaseSession.open(tested) as without_test_units:
+        first, second = (all_records, without_test_units) if is_first else (without_test_units, all_records)
+        first.ledger.open_account(
+            "blobs", budget_epsilon=50.0, delta=DELTA, adjacency="add_remove", unit="record",
+            planned_events=first.config.privacy_events(first.facts), held_out=first.splits.held_out,
+        )  # fmt: skip
+        first.run()
+        with pytest.raises(ValueError, match=r"private_test\.share|teachers/held_out/blobs\.json"):
+            second.run()
+        assert len(first.ledger.get_charges("blobs")) == 1
+    with pytest.raises(ValueError, match="first charge") if is_first else nullcontext():
+        pipeline.run(changed(again(tested, "once more"), seed=1))
+
+
+def test_a_test_after_a_killed_reservation_is_refused(tmp_path, monkeypatch):
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pate_torch.privacy.noise.NoiseSource.draw_gaussian", kill)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(tiny(tmp_path))
+    with pytest.raises(ValueError, match=r"first charge .a killed run counts.*Use another data set"):
+        pipeline.run(changed(again(tiny(tmp_path), "tested"), private_test=0.3))
+
+
+@pytest.mark.parametrize("changes", [{"labels": "0" * 16}, {"student": LabelSpreading()}])
+def test_a_test_that_cannot_be_made_is_refused_before_the_charge(changes, tmp_path):
+    plan = changed(tiny(tmp_path), private_test=0.3)
+    if "labels" in changes:
+        pipeline.run(changed(plan, private_test=0.0))
+        changes = {"labels": summary(plan)["release_id"], "folder": plan.folder.parent / "second"}
+    with pytest.raises(ValueError, match=r"private_test\.share=0\.3: needs|first charge"):
+        pipeline.run(replace(plan, **changes))

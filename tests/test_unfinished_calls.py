@@ -93,10 +93,10 @@ def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path
     assert [charge.is_committed for charge in charges(tmp_path)] == [False, True]
 
 
-TESTED = {"test_share": 0.2, "class_weight": "balanced", "cap": 4.0}
+TESTED = {"private_test": 0.2, "class_weight": "balanced", "cap": 4.0}
 PLACES = {
-    "before the test": "pate_torch.api.pate.release_confusion",
-    "after the test": "pate_torch.students.private_test.NoisyConfusion.compute_logit_multiple",
+    "before the test": "pate_torch.session.release_test",
+    "after the test": "pate_torch.api.pate.read_test",
     "before the report": "pate_torch.session.write_release",
 }
 
@@ -116,7 +116,7 @@ def test_a_fit_that_was_interrupted_around_its_test_is_finished_by_the_same_fit(
     assert finished.total_.epsilon == finished.privacy_["guarantee"]["epsilon"] == pytest.approx(4.0, rel=1e-9)
     assert all(file.read_bytes() == content for file, content in files.items())  # the noise is not drawn again
     table = json.loads((finished.release_ / "private_test.json").read_text())
-    assert finished.confusion_matrix_.tolist() == np.transpose(table["counts"]).tolist()
+    assert [*map(list, finished.private_test_.counts)] == table["counts"]
     with pytest.raises(ValueError, match="has been charged already"):
         fit(method=method, **TESTED)  # it has ended now
 
@@ -149,9 +149,9 @@ def test_another_predictor_does_not_take_the_test_of_an_interrupted_fit(fit, mon
     with monkeypatch.context() as interrupted, pytest.raises(Killed):
         interrupted.setattr("pate_torch.session.write_release", kill)
         fit(**TESTED)
-    with pytest.raises(ValueError, match="is not the student that was tested"):
+    with pytest.raises(ValueError, match="has been charged already"):
         fit(**(TESTED | {"class_weight": {0: 9.0}}))
-    assert fit(**TESTED).confusion_matrix_ is not None
+    assert fit(**TESTED).private_test_.number == 1
 
 
 def test_folds_in_threads_charge_once(tmp_path):

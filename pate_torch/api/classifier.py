@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from pate_torch.accounting import gdp
 from pate_torch.api.inputs import (
     PointTransform,
     check_public_points,
@@ -53,7 +51,6 @@ from pate_torch.data.streams import PointForm, PointStream, is_streamed
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
 from pate_torch.privacy import records as origins
@@ -71,7 +68,7 @@ from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.linear import CountRegression, Logistic, ReleasedModel
-from pate_torch.students.private_test import TEST_PRICE_SHARE
+from pate_torch.students.private_test import PrivateTest, compute_release_epsilon
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.store import load_student
@@ -118,7 +115,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             from class to public weight; or "balanced" for 1 / (C * noisy frequency of the class). Training does not
             change. For a model that can represent the class probabilities, this equals training with these weights.
             None for equal weights.
-        test_share: Share of the private units that every release of the account leaves out of training, so that
+        private_test: Share of the private units that every release of the account leaves out of training, so that
             epsilon also pays for a test of the model on them. The first fit of the account fixes it. 0 for no test.
         chosen_by: How this release was chosen among several settings, for the privacy statement: "public data",
             "priced" or "private scores" (such as cross-validation on private records). None if not stated.
@@ -142,9 +139,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         release_: Folder that may be published.
         student_: Model that predicts.
         class_counts_: Noisy number of units in each class, [C], which may be published. None for ``method="dpsgd"``.
-        confusion_matrix_: Noisy number of held-out units by [true class, predicted class]. None without ``test_share``.
-        test_accuracy_: Noisy accuracy on the held-out units. None without ``test_share``.
-        test_accuracy_std_: Standard deviation of ``test_accuracy_``, by sampling and by noise. None likewise.
+        private_test_: Noisy result on held-out units (``students.private_test``). None without ``private_test``.
         unknown_counts_: Number of points of the last prediction whose category was unknown, by column.
     """
 
@@ -166,7 +161,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     adjacency: str = "add_remove"
     allow_refit: bool = False
     class_weight: Mapping[Any, float] | str | None = None
-    test_share: float = 0.0
+    private_test: float = 0.0
     chosen_by: str | None = None
     allow_duplicate_account: bool = False
     spend_anyway: bool = False
@@ -208,9 +203,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self._check_parameters()
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
         self._seed = checks.integer("random_state", seed, low=0)
-        self.confusion_matrix_: np.ndarray | None = None
-        self.test_accuracy_: float | None = None
-        self.test_accuracy_std_: float | None = None
+        self.private_test_: PrivateTest | None = None
         home, account, can_repeat = self._home, str(self.account), self.random_state is not None
         with annotate_disk_error(home, account), explained_interrupts(home, account, can_repeat=can_repeat):
             x, label_N, pool = self._read_points(X, y, public)
@@ -313,8 +306,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if student is not None and self.method == "dpsgd":
             problem = "cannot be combined with method='dpsgd', which releases no labels for a student"
             raise checks.error("student", type(student).__name__, problem, "Omit student.")
-        checks.between("test_share", self.test_share, 0, 0.9)
-        for key, value in {"class_weight": self.class_weight, "test_share": self.test_share}.items():
+        for key, value in {"class_weight": self.class_weight, "private_test": self.private_test}.items():
             is_adjustable = student is None or (isinstance(student, StudentAlgorithm) and student.has_linear_output)
             if value and (self.method == "dpsgd" or not is_adjustable):
                 problem = "needs a student of linear output that is part of the release, and noisy class counts"
@@ -460,8 +452,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             size = int(size) if isinstance(size, float) and size.is_integer() else size
             num_records = checks.integer("num_records_about", size, low=1)
         epsilon, delta = checks.positive("epsilon", self.epsilon), checks.delta("delta", self.delta)
-        if self.test_share:  # the private test costs the rest of mu^2
-            epsilon = gdp.compute_epsilon(gdp.compute_mu(epsilon, delta) * math.sqrt(1 - TEST_PRICE_SHARE), delta)
+        if self.private_test:  # the private test costs the rest of mu^2
+            epsilon = compute_release_epsilon(epsilon, delta)
         return autoconfig.PublicFacts(
             epsilon=epsilon,
             delta=delta,
@@ -516,11 +508,6 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             teacher = method.teacher if self.teacher is None else self.teacher
             options = {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
             options["first_answers"] = method.class_counts
-        if self.test_share:
-            assert method.class_counts is not None and method.mechanism is not None
-            events = method.class_counts.privacy_events() + method.mechanism.privacy_events(method.num_queries)
-            options["private_test"] = Histogram.from_share(events, facts.adjacency, TEST_PRICE_SHARE)
-            TeacherStore(home).fix_test_share(name, self.test_share, is_charged=is_charged)
         return PATE(
             name,
             classes=self.classes_.tolist(),
@@ -531,6 +518,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             allow_duplicate_account=self.allow_duplicate_account,
             spend_anyway=self.spend_anyway,
             chosen_by=self.chosen_by,
+            private_test=self.private_test,
             provenance=self._collect_provenance(),
             home=home,
             partition=AddRemove() if self.adjacency == "add_remove" else ReplaceOne(),
@@ -589,11 +577,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             assert first_answers is not None
             balanced_C = 1 / (len(self.classes_) * first_answers.estimate_frequencies())
             student = pate.adjust_student(1.0, (balanced_C if self._weight_C is None else self._weight_C).log())
-        if self.test_share:
-            confusion, student = pate.test_student()
-            self.confusion_matrix_ = confusion.counts_CC.T.numpy()
-            self.test_accuracy_, self.test_accuracy_std_ = confusion.accuracy, confusion.accuracy_std
-            self._announce(f"  {confusion}")
+        if self.private_test:
+            self.private_test_, student = pate.test_student()
+            self._announce(f"  Private {self.private_test_}")
         self._report = pate.report()
         pate.finish()
         return student

@@ -17,6 +17,7 @@ _START = r"(?<![\w./'\"])"  # not within a value, a path or the name of a module
 PATE_WORDS: Words = {
     rf"{_START}dataset\.name\b": "name",
     rf"{_START}paths\.root\b": "home",
+    rf"{_START}private_test\.share\b": "private_test",
     rf"{_START}features\.(?=[a-z_])": "encoder.",
     rf"{_START}(dataset|mechanism|method|partition|privacy|query)\.(?=[a-z_])": "",
     r"=true\b": "=True",

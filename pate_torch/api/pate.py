@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.api.messages import PATE_WORDS, reworded_errors
-from pate_torch.config import PrivacyConfig, RunConfig
+from pate_torch.config import DataSplits, PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import parse_device
 from pate_torch.core.progress import Callback, Stages, StageTimer
@@ -38,7 +38,6 @@ from pate_torch.data.base import Constants, DatasetSource, check_name, compute_n
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
-from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
@@ -58,7 +57,7 @@ from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import MODEL_FILE_NAME
 from pate_torch.session import NamedStudent, ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
-from pate_torch.students.private_test import NoisyConfusion, release_confusion
+from pate_torch.students.private_test import PrivateTest, read_test
 from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
 from pate_torch.students.store import save as save_student
 from pate_torch.students.training import GradientStudent, Supervised
@@ -120,8 +119,8 @@ class PATE:
             all teachers agreed.
         first_charge_only: Whether to refuse a charge if the account has any reservation.
         first_answers: Mechanism of noisy class counts, which are drawn first. None to draw none.
-        private_test: Mechanism of ``test_student``, for an account that holds out units (``TeacherStore``). None for no
-            test.
+        private_test: Share of the units that every release of the account leaves out, for ``test_student``, which costs
+            a tenth of mu^2. The first charge of the account fixes the share. 0 for no test.
         spend_anyway: Whether to go on if the class counts show that no skill is expected of the model.
         provenance: Origins of the classes and constants for the privacy statement (``privacy.records``). None to derive
             the origins from the arguments.
@@ -157,7 +156,7 @@ class PATE:
     allow_duplicate_account: bool = False
     first_charge_only: bool = False
     first_answers: ClassCounts | None = None
-    private_test: Histogram | None = None
+    private_test: float = 0.0
     spend_anyway: bool = False
     allow_uninformative_labels: bool = False
     chosen_by: str | None = None
@@ -264,8 +263,10 @@ class PATE:
             provenance=dict(self.provenance or {}),
         )
         self._data = data = drop_unusable(data, self.partition.adjacency)
-        self._test_rule = (store := TeacherStore(self.home)).find_test_rule(self.name)
-        data = replace(data, private=store.hold_out_units(self.name, data.private, self.partition.adjacency)[0])
+        store = TeacherStore(self.home)
+        store.fix_private_test(self.name, self.private_test, self.account)
+        training, _, self._held_out = store.hold_out_units(self.name, data.private, self.partition.adjacency)
+        data = replace(data, private=training)
         self._stored_teachers = self._panel = self._written = self._student = None
         if isinstance(self.teacher, PrivateMethod):
             return self
@@ -391,25 +392,25 @@ class PATE:
         return self._student[1]
 
     @reworded_errors(PATE_WORDS)
-    def test_student(self) -> tuple[NoisyConfusion, Student]:
+    def test_student(self) -> tuple[PrivateTest, Student]:
         """Charge and release the test of the final student on held-out units. Also return it with its temperature.
 
         Raises:
-            ValueError: As for ``private_test.release_confusion``.
+            ValueError: There is no ``private_test`` or no student; or as for ``private_test.release_test``.
         """
         session, _ = self._require_labels()
-        config, private = session.config, session.splits.test
-        assert self._student and session.budget and config.private_test and private is not None
-        student, file = self._student[1], session.release_dir / MODEL_FILE_NAME
+        if self._student is None or session.config.test_mechanism is None or session.budget is None:
+            raise ValueError("private_test: needs PATE(private_test=0.1), and a student. Call fit_student() first.")
         with (
-            run_folders.hold(config.folder),
-            ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as test_session,
+            run_folders.hold(session.config.folder),
+            ReleaseSession.open_uncharged(session.config, session.splits.data, self._clock) as test_session,
         ):
-            budget, progress = replace(session.budget, ledger=test_session.ledger), test_session.stages("Testing")
-            confusion = release_confusion(student, file, private, config.private_test, budget, progress)
-            session.reservation_ids.append(confusion.id)
-        multiple = confusion.compute_logit_multiple(student.compute_logits(session.facts.pool.x).cpu())
-        return confusion, self.adjust_student(multiple, torch.zeros(session.facts.spec.num_classes))
+            test_session.budget = replace(session.budget, ledger=test_session.ledger)
+            test_session.splits, test_session.reservation_ids = session.splits, session.reservation_ids
+            self._student = test_session.test(self._student)
+        test = read_test(session.release_dir / MODEL_FILE_NAME, "student_sha256")
+        assert test is not None and self._student is not None
+        return test, self._student[1]
 
     @reworded_errors(PATE_WORDS)
     def report(
@@ -478,7 +479,8 @@ class PATE:
         data = replace(data, pool=PublicPool(data.private.x[:0]))
         config = self.make_config(data, self._make_teacher_votes(data.spec, num_queries=num_queries))
         events = self.mechanism.privacy_events(num_queries, num_queries if calls is None else calls)
-        budget = ReleaseSession.open_account(config, data, events)
+        splits = DataSplits(data=data, all_private=data.private, held_out=self._held_out)
+        budget = ReleaseSession.open_account(config, splits, events)
         if self._stored_teachers is not None:
             TeacherStore(self.home).set_ledger_head(self._stored_teachers.id, budget.ledger.get_head())
         teachers = self._panel if self._stored_teachers is None else self._stored_teachers.ensemble
@@ -627,8 +629,8 @@ class PATE:
         has_teachers = isinstance(self.teacher, PrivateMethod) or self._stored_teachers or self._panel
         if self._data is None or not has_teachers:
             raise ValueError("teachers: no teachers have been trained. Call fit_teachers(x, y) first.")
-        if TeacherStore(self.home).find_test_rule(self.name) != self._test_rule:
-            raise ValueError("teachers: were trained on units that are now held out. Call fit_teachers(x, y) again.")
+        if (TeacherStore(self.home).find_test_rule(self.name) or {}).get("id", "") != self._held_out:
+            raise ValueError("teachers: the units that are held out have changed. Call fit_teachers(x, y) again.")
         return self._data
 
     def _require_labels(self) -> tuple[ReleaseSession, WrittenRelease]:

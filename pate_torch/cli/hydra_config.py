@@ -143,6 +143,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         private_epsilon=instantiate_component(cfg, "private_epsilon", PrivateEpsilon | None),
         membership=instantiate_component(cfg, "membership", MembershipTest | None),
         labels=values["labels"],
+        private_test=checks.mapping("private_test", values["private_test"])["share"],
         root=run_folders.check_root(values["paths"]["root"]),
         folder=folder,
         seed=values["seed"],

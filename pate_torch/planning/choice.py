@@ -134,9 +134,9 @@ class PlanEvaluator:
         method, terms, problem, epsilon = plan.method, plan.privacy, None, None
         assert isinstance(method, LabelingMethod)
         try:
-            method = method.calibrate(terms.target_epsilon, terms.delta)
-            self._check(method)
-            plan = replace(plan, method=method)  # the price of a private_epsilon depends on the calibrated noise
+            plan = plan.calibrate()  # the price of a private_epsilon or of a test depends on the calibrated noise
+            assert isinstance(plan.method, LabelingMethod)
+            self._check(method := plan.method)
             events = method.privacy_events() + plan.extra_privacy_events(self.num_classes)
             epsilon = compute_guarantee(events, terms.delta).epsilon
         except ValueError as error:

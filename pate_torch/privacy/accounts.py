@@ -99,6 +99,7 @@ class Account:
         adjacency: Neighboring relation.
         unit: Kind of the privacy unit.
         noise: Kind of noise of every release.
+        held_out: Id of the rule that holds out units from every release for tests. Empty if all units are trained on.
         is_closed: Whether the owner closed the account.
         charges: Charges by reservation id, in order.
     """
@@ -108,6 +109,7 @@ class Account:
     adjacency: str
     unit: str
     noise: str
+    held_out: str = ""
     is_closed: bool = False
     charges: dict[str, Charge] = field(default_factory=dict)
 
@@ -247,7 +249,7 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
                 filter_facts = {key: facts[key] for key in ("delta", "delta_reserve", "order")}
                 filter = PrivacyFilter(kind=facts["filter"], epsilon=facts["budget_epsilon"], **filter_facts)
                 terms = {key: facts[key] for key in ("adjacency", "unit", "noise")}
-                accounts[name] = Account(name=name, filter=filter, **terms)
+                accounts[name] = Account(name=name, filter=filter, held_out=facts.get("held_out", ""), **terms)
             case "raise_cap":
                 filter, epsilon = accounts[name].filter, facts["budget_epsilon"]
                 _require(epsilon > filter.epsilon, "a cap only rises")
@@ -339,6 +341,15 @@ def account_charged_error(account: Account, requested_epsilon: float) -> ValueEr
     open_text = f"; {account.num_open} of its releases were interrupted and stay spent" * (account.num_open > 0)
     fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and the account covers all releases."
     return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
+
+
+def held_out_error(account: Account) -> ValueError:
+    """Make the error for a release that holds out other units than the account, whose first charge fixed them."""
+    if account.held_out:
+        problem = f"holds out the units of teachers/held_out/{account.name}.json, which is missing or has changed"
+        return checks.error("account", account.name, problem, "Run again or, if it is missing, restore a backup.")
+    problem = "must be asked for before the account's first charge (a killed run counts), which trained on all units"
+    return ValueError(f"private_test.share: {problem}. Use another data set with its own account, or no test.")
 
 
 def budget_exceeded_error(

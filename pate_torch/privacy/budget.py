@@ -53,6 +53,7 @@ class Budget:
         insecure_seed: Seed that makes noise repeatable and the run not private. None for secret noise.
         on_new_head: Function that stores the hash of the newest ledger entry outside the ledger, after each entry.
         first_charge_only: Whether a charge is refused if the account has any reservation.
+        held_out: Id of the rule by which the records of this run leave out units for tests. Empty for no such rule.
     """
 
     ledger: Ledger
@@ -66,6 +67,7 @@ class Budget:
     insecure_seed: int | None = None
     on_new_head: Callable[[str], object] = do_nothing
     first_charge_only: bool = False
+    held_out: str = ""
 
     def __post_init__(self) -> None:
         if not self.is_library_noise:
@@ -83,6 +85,7 @@ class Budget:
         """
         stored = ledger.get_account(account)
         terms = {"delta": stored.delta, "adjacency": stored.adjacency, "unit": stored.unit, "kind": stored.noise}
+        terms["held_out"] = stored.held_out
         return cls(ledger=ledger, account=account, **({"fingerprint": "", "run": ""} | options | terms))
 
     @property
@@ -96,7 +99,7 @@ class Budget:
 
     @property
     def _terms(self) -> dict[str, Any]:
-        return {"delta": self.delta, "adjacency": self.adjacency, "unit": self.unit, "noise": self.kind}
+        return {key: getattr(self, key) for key in ("delta", "adjacency", "unit", "held_out")} | {"noise": self.kind}
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Raise ValueError if the value has another adjacency than the account."""

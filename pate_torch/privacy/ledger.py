@@ -40,6 +40,7 @@ from pate_torch.privacy.accounts import (
     account_charged_error,
     apply_entry,
     budget_exceeded_error,
+    held_out_error,
     is_within,
     make_price_facts,
 )
@@ -112,6 +113,7 @@ class Ledger:
         noise: str = "torch",
         delta_reserve: float | None = None,
         filter: str | None = None,
+        held_out: str = "",
     ) -> Account:
         """Open the account of a private data set, or return the existing account; see ``Account`` for the terms.
 
@@ -127,20 +129,20 @@ class Ledger:
         checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
         if not unit:
             raise checks.error("unit", unit, 'must name the privacy unit, such as "record"')
-        terms: dict[str, Any] = {"delta": delta, "adjacency": adjacency, "unit": unit, "noise": noise}
+        terms: dict[str, Any] = {"adjacency": adjacency, "unit": unit, "noise": noise, "held_out": held_out}
         filter_terms: dict[str, Any] = {"delta_reserve": delta_reserve, "filter": filter}
         with self._chain.transaction():
             self._catch_up()
             existing = self._accounts.get(name)
             if existing is not None and (existing.charges or existing.is_closed):
-                self.check_terms(name, budget_epsilon=budget_epsilon, **terms, **filter_terms)
+                self.check_terms(name, budget_epsilon=budget_epsilon, delta=delta, **terms, **filter_terms)
             else:
                 new = PrivacyFilter.from_planned_events(
                     planned_events, epsilon=budget_epsilon, delta=delta, delta_reserve=delta_reserve, kind=filter
                 )
-                if existing != Account(name=name, filter=new, adjacency=adjacency, unit=unit, noise=noise):
+                if existing != Account(name=name, filter=new, **terms):
                     facts = {"filter": new.kind, "order": new.order, "delta_reserve": new.delta_reserve}
-                    self._chain.append("open", name, {"budget_epsilon": new.epsilon, **terms, **facts})
+                    self._chain.append("open", name, {"budget_epsilon": new.epsilon, "delta": delta, **terms, **facts})
         return self.get_account(name)
 
     def get_account(self, name: str) -> Account:
@@ -406,6 +408,8 @@ class Ledger:
         for key, value in terms.items():
             stored = filter_terms[key] if key in filter_terms else getattr(account, key)
             if value is not None and value != stored:
+                if key == "held_out":
+                    raise held_out_error(account)
                 problem = f"account {name!r} was opened with {stored!r}, for which its charges were computed"
                 raise checks.error(key, value, problem, f"Set it back to {stored!r}.")
         if budget_epsilon not in (None, account.budget_epsilon):

@@ -231,16 +231,13 @@ def select(private: PrivateRecords, index: np.ndarray) -> PrivateRecords:
 
 
 def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
-    """PRIVATE. Drop the records that are marked as unusable. Under replace_one keep these records with their fillers.
+    """PRIVATE. Drop the records that are marked as unusable. Under replace_one keep these records and their marks.
 
-    A filler is a valid record. If records were dropped under replace_one, other records would change their positions,
-    and neighboring data sets could differ in many records.
+    The fillers are valid records. Without them, the other records of a neighbor could have other positions.
     """
     private = data.private
-    if private.usable_N is None:
+    if private.usable_N is None or adjacency == "replace_one":
         return data
-    if adjacency == "replace_one":
-        return replace(data, private=replace(private, usable_N=None))
     usable_N = private.usable_N
     origin = None if private.origin is None else private.origin[usable_N]
     usable_records = select(private, np.flatnonzero(usable_N.numpy()))

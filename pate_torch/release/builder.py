@@ -32,6 +32,7 @@ from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.statement import NOT_PRIVATE
 from pate_torch.release.store import ANSWER_FILES, WrittenRelease
 from pate_torch.students.base import Student
+from pate_torch.students.private_test import PrivateTest
 from pate_torch.teachers.store import TeacherStore
 
 NUM_EXAMPLES = 12
@@ -52,6 +53,7 @@ def build_report(
     model: Mapping[str, Any],
     baselines: tuple[reports.Accuracy, ...] = (),
     includes_encoder: bool = False,
+    private_test: PrivateTest | None = None,
 ) -> reports.ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
@@ -88,6 +90,7 @@ def build_report(
             **_compute_label_metrics(data, release),
             examples=() if release is None else select_examples(data, release),
             baselines=baselines,
+            private_test=private_test,
         ),
     )
 

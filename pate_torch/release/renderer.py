@@ -29,7 +29,15 @@ from pate_torch.core.files import compute_file_digest, escape_control_chars, wri
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE
 from pate_torch.release import statement
-from pate_torch.release.report import INPUT_KINDS, AccountClaim, Accuracy, ReleaseReport, Share, format_percent
+from pate_torch.release.report import (
+    INPUT_KINDS,
+    AccountClaim,
+    Accuracy,
+    ReleaseReport,
+    Share,
+    format_percent,
+)
+from pate_torch.students.private_test import CONFIDENCE
 
 _PACKAGE_VERSION = version("pate-torch")  # read at import, so that an error comes before any charge
 SUMMARY_SCHEMA = 1
@@ -161,6 +169,9 @@ def _build_utility(report: ReleaseReport) -> dict[str, Any]:
         low, high = share.interval or (None, None)
         return {"accuracy": share.value, "low": low, "high": high, "points": share.size}
 
+    derived = {"confidence": CONFIDENCE, "in_words": statement.format_sentence("private_test", report)}
+    if test := report.evaluation.private_test:
+        derived |= {key: getattr(test, key) for key in ("bound", "accuracy", "recalls")}
     return {
         "student": to_dict(report.evaluation.student_share),
         "labels": to_dict(report.evaluation.label_share),
@@ -170,6 +181,7 @@ def _build_utility(report: ReleaseReport) -> dict[str, Any]:
         ],
         "subgroups": None,
         **({"model": dict(report.record.model)} if report.record.model else {}),
+        "private_test": test and asdict(test) | derived,
     }
 
 
@@ -342,3 +354,6 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
             yield accuracy.name, f"{accuracy.share} correct: {accuracy.description}"
     if report.majority_warning is not None:
         yield "", report.majority_warning
+    if report.evaluation.private_test is not None:
+        yield "Private test", str(report.evaluation.private_test).capitalize()
+        yield "  Recall", ", ".join(statement.list_paragraphs("recalls", report)[:MAX_CLASSES])

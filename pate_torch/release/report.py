@@ -19,6 +19,7 @@ from pate_torch.methods.base import MethodDescription, format_one_unit, get_unit
 from pate_torch.privacy.accounts import PURPOSE_TEST
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 from pate_torch.release.owner_file import OwnerFacts, PicklableFacts
+from pate_torch.students.private_test import PrivateTest
 
 Scalar = bool | int | float | str | None
 
@@ -38,7 +39,7 @@ FILES = {
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
     "sanitised.json": "The data-dependent price with added noise, whose cost was charged to the account.",
-    "private_test.json": "The noisy confusion matrix of the student on held-out units, which was charged.",
+    "private_test.json": "Noisy numbers of held-out units on which the student is right, by class, which were charged.",
     "release.json": "The questions, the method that answered them, and the price.",
     "labels.csv": "The questions and the released labels; -1 means no answer. Another student can be trained on these "
     "labels and the public points. If release.json has the key points, it says how to find the points by name.",
@@ -327,7 +328,7 @@ class AccountClaim(PublicFacts):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation(PublicFacts):
-    """The accuracies of student and labels, measured on public labels; None if not measured.
+    """The accuracies of student and labels, measured on public labels or by a private test; None if not measured.
 
     Attributes:
         student_size: Number of test points for ``student_accuracy``.
@@ -335,6 +336,7 @@ class Evaluation(PublicFacts):
         confusion: Confusion counts of the student on the test points, [truth, predicted]; empty if not counted.
         examples: Some public points with their released labels; empty if the points are not images.
         baselines: Accuracies of models without privacy, which are published for public benchmarks only.
+        private_test: Noisy result of the student on held-out units.
     """
 
     student_accuracy: float | None
@@ -344,6 +346,7 @@ class Evaluation(PublicFacts):
     confusion: tuple[tuple[int, ...], ...]
     examples: tuple[Example, ...]
     baselines: tuple[Accuracy, ...]
+    private_test: PrivateTest | None = None
 
     @property
     def student_share(self) -> Share | None:
@@ -466,7 +469,7 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, _RECORDS):
+    elif isinstance(value, (*_RECORDS, PrivateTest)):
         for field_ in fields(value):
             _check_releasable(f"{name}.{field_.name}", getattr(value, field_.name))
     else:

@@ -1,24 +1,25 @@
-"""Private test of a final student: its noisy confusion matrix on units that no release of the account trains on.
+"""Private test of a final student on units that no release of the account trains on.
 
-One record of each held-out unit counts once in the table of predicted and true classes, and its prediction depends on
-this record and on released values alone. The noise is that of ``mechanisms.histogram``. An unusable record is absent
-under add_remove; under replace_one it counts as the record of class 0 that takes its place.
+One record of each held-out unit counts once in a table of the true classes and of right and wrong predictions, and its
+prediction depends on this record and on released values alone. The noise is that of ``mechanisms.histogram``. The sums
+over C classes have the variance C sigma^2; in a confusion matrix, wrong predictions would have C (C - 1) sigma^2.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
+from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import compute_guarantee
-from pate_torch.core import checks
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core.files import compute_file_digest, write_atomically
 from pate_torch.core.progress import Progress
 from pate_torch.features.batch_invariant import map_batch_invariant
@@ -28,47 +29,62 @@ from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.records import MechanismContext, PrivateRecords
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
 from pate_torch.students.base import Student
+from pate_torch.students.store import save as save_student
 
 TEST_PRICE_SHARE = 0.1
-"""Share of mu^2 that the private test costs in a fit: at epsilon 1 the noise of a cell is about 12 units."""
+"""Share of mu^2 that the private test costs in a release: at epsilon 1 the noise of a count is about 12 units."""
+CONFIDENCE, SIZE_FAILURE_SHARE = 0.95, 0.1
+"""Probability of the bound on the accuracy, and share of its failures for the limit of the number of units."""
 TEST_FILE_NAME, TEST_DIGEST_KEY = "private_test.json", "private_test_sha256"
 _MIN_MULTIPLE, _MAX_MULTIPLE = 0.2, 5.0
 _MAX_ACCURACY_STD = 0.03
 """Standard deviation from which on a noisy accuracy is too inaccurate for a temperature."""
 
 
-@dataclass(frozen=True, eq=False)
-class NoisyConfusion:
-    """Releasable. Noisy confusion matrix of a student on held-out units.
+@dataclass(frozen=True)
+class PrivateTest:
+    """Releasable. Noisy result of a test of a student on held-out units.
 
     Attributes:
-        counts_CC: Noisy number of units by [predicted class, true class], int64.
+        counts: Noisy number of units by true class: (right predictions, wrong predictions).
         sigma: Standard deviation of the noise of each count.
+        num_units: Number of held-out units, which is public under replace_one. None under add_remove.
         number: Number of the test among those of the account, from 1.
         id: Id of the reservation that paid for the noise.
+        tested_sha256, student_sha256: SHA-256 of the file of the tested and of the released student.
+        multiple: Multiple of the logits of the tested student in the released one, which changes no prediction.
     """
 
-    counts_CC: Tensor
+    counts: tuple[tuple[int, int], ...]
     sigma: float
+    num_units: int | None
     number: int
     id: str
+    tested_sha256: str
+    multiple: float = 1.0
+    student_sha256: str = ""
 
     @property
-    def accuracy(self) -> float:
-        """Noisy accuracy, in [0, 1]."""
-        return min(1.0, max(0.0, int(self.counts_CC.trace()) / max(1, int(self.counts_CC.sum()))))
+    def accuracy(self) -> tuple[float, float]:
+        """Noisy accuracy, in [0, 1], and its standard deviation by the sampling of units and by the noise."""
+        return _estimate_share(np.sum(self.counts, axis=0).tolist(), self.sigma * math.sqrt(len(self.counts)))
 
     @property
-    def accuracy_std(self) -> float:
-        """Standard deviation of the noisy accuracy, by the sampling of units and by the noise of all counts."""
-        p, size, num_classes = self.accuracy, max(1, int(self.counts_CC.sum())), len(self.counts_CC)
-        sampled_p = (p * size + 1) / (size + 2)  # so that the variance of few units is not 0
-        noise_variance = self.sigma**2 * num_classes * ((1 - p) ** 2 + (num_classes - 1) * p**2)
-        return math.sqrt(sampled_p * (1 - sampled_p) / size + noise_variance / size**2)
+    def recalls(self) -> tuple[tuple[float, float], ...]:
+        """Noisy recall of each class, in [0, 1], and its standard deviation, from 1/2 on for an unknown recall."""
+        return tuple(_estimate_share(row, self.sigma) for row in self.counts)
+
+    @property
+    def bound(self) -> float:
+        """Lower limit of the accuracy on units drawn like the held-out ones, with probability ``CONFIDENCE``."""
+        std = math.sqrt(len(self.counts) * (self.sigma**2 + 1 / 12))  # with the rounding of the counts
+        right, wrong = np.sum(self.counts, axis=0).tolist()
+        return compute_accuracy_bound(right, wrong, std, self.num_units)
 
     def __str__(self) -> str:
-        accuracy = f"{100 * self.accuracy:.1f} % (standard deviation {100 * self.accuracy_std:.1f} %, noise included)"
-        return f"noisy accuracy on held-out units: {accuracy}; test {self.number} of the account"
+        low = f"{math.floor(1000 * self.bound) / 10:.1f} % of such records with probability {CONFIDENCE:g}"
+        estimate = "estimate {:.1f} %, standard deviation {:.1f} %".format(*(100 * value for value in self.accuracy))
+        return f"test {self.number} on held-out units: right on at least {low} ({estimate})"
 
     def compute_logit_multiple(self, logit_PC: Tensor) -> float:
         """Compute the multiple of the logits at which the mean confidence on public points is the noisy accuracy.
@@ -77,12 +93,15 @@ class NoisyConfusion:
         if the accuracy is too inaccurate. Class offsets are never fitted to this table, because they make another
         model, whose test needs a second, disjoint share of the units.
         """
+        from scipy.optimize import brentq
+
+        accuracy, std = self.accuracy
 
         def compute_excess(multiple: float) -> float:
             confidence = float((multiple * logit_PC.double()).softmax(1).amax(1).mean())
-            return confidence - min(self.accuracy, 1 - self.accuracy_std)
+            return confidence - min(accuracy, 1 - std)
 
-        if self.accuracy_std >= _MAX_ACCURACY_STD:
+        if std >= _MAX_ACCURACY_STD:
             return 1.0
         if compute_excess(_MIN_MULTIPLE) >= 0:  # the mean confidence increases with the multiple
             return _MIN_MULTIPLE
@@ -91,48 +110,118 @@ class NoisyConfusion:
         return float(brentq(compute_excess, _MIN_MULTIPLE, _MAX_MULTIPLE))
 
 
+def _estimate_share(counts: Sequence[int], std: float) -> tuple[float, float]:
+    """Return the share of the first of two counts in [0, 1], and its standard deviation if their noise has ``std``."""
+    size = max(1, sum(counts))
+    p = min(1.0, max(0.0, counts[0] / size))
+    sampled_p = (p * size + 1) / (size + 2)  # so that the variance of few units is not 0
+    noise_variance = (std / size) ** 2 * ((1 - p) ** 2 + p**2)
+    return p, math.sqrt(sampled_p * (1 - sampled_p) / size + noise_variance)
+
+
+def compute_accuracy_bound(right: int, wrong: int, std: float, num_units: int | None) -> float:
+    """Compute a lower confidence limit of the accuracy p from noisy counts, whose noise has the standard deviation std.
+
+    If n units were tested, T = (1 - p) right - p wrong is the sum of a binomial number of mean zero and of
+    N(0, std^2 ((1 - p)^2 + p^2)). The limit is the p at which a T as large as the observed one has the probability of a
+    failure. Its tail is largest for the largest n: ``num_units`` or, if this is None, the upper limit from
+    right + wrong, which has a share of the failure probability of its own.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtri
+
+    failure, n = 1 - CONFIDENCE, num_units
+    if n is None:
+        limit = right + wrong - float(ndtri(SIZE_FAILURE_SHARE * failure)) * math.sqrt(2) * std
+        failure, n = failure * (1 - SIZE_FAILURE_SHARE), max(0, math.ceil(limit))
+    if right + wrong <= 0 or not n or compute_tail(0.0, right, wrong, std, n) >= failure:
+        return 0.0
+    return float(brentq(lambda p: compute_tail(p, right, wrong, std, n) - failure, 0.0, 1.0, xtol=1e-12))
+
+
+def compute_tail(p: float, right: int, wrong: int, std: float, n: int) -> float:
+    """Compute the probability of a T as large as that of these counts, but at least that of n right predictions.
+
+    T is lowered by 1/2, because counts are integers. A lower limit of ``wrong`` keeps the tail increasing in p.
+    """
+    from scipy.special import gammaln, ndtr, xlog1py, xlogy
+
+    width = 12 * math.sqrt(n * p * (1 - p)) + 30  # the rest has a probability below 1e-20
+    k = np.arange(max(0, math.floor(n * p - width)), min(n, math.ceil(n * p + width)) + 1)
+    excess = (1 - p) * right - p * max(wrong, -2 * std**2 * (right + wrong) / n) - 0.5
+    log_p = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + xlogy(k, p) + xlog1py(n - k, -p)
+    return max(p**n, float(np.exp(log_p) @ ndtr((k - n * p - excess) / (std * math.hypot(1 - p, p)))))
+
+
+def make_test_mechanism(events: tuple[PrivacyEvent, ...], adjacency: str, delta: float, noise: str) -> Histogram:
+    """Make the mechanism that costs ``TEST_PRICE_SHARE`` of mu^2, where the release has the mu of its epsilon."""
+    mu = gdp.compute_mu(compute_guarantee(events, delta).epsilon, delta)
+    sigma = COUNT_SENSITIVITY[adjacency].l2 / mu * math.sqrt((1 - TEST_PRICE_SHARE) / TEST_PRICE_SHARE)
+    return Histogram(sigma=sigma, adjacency=adjacency, noise=noise)
+
+
+def compute_release_epsilon(epsilon: float, delta: float) -> float:
+    """Compute the epsilon that is left for a release whose private test costs ``TEST_PRICE_SHARE`` of mu^2."""
+    return gdp.compute_epsilon(gdp.compute_mu(epsilon, delta) * math.sqrt(1 - TEST_PRICE_SHARE), delta)
+
+
 def count_predictions(student: Student, records: PrivateRecords, adjacency: str, progress: Progress) -> CellHistogram:
-    """PRIVATE. Count records by [predicted class, true class]. Predictions do not depend on other records."""
+    """PRIVATE. Count usable records by [true class, (right, wrong)]. No prediction depends on other records."""
 
     def predict(batches: Iterator[Tensor]) -> Tensor:
         return torch.stack([student.compute_logits(x_B).argmax(1).cpu() for x_B in batches])
 
-    cell_N, num_classes = map_batch_invariant(predict, records.x, progress), student.spec.num_classes
-    counts_F = torch.bincount(cell_N * num_classes + records.y, minlength=num_classes**2)
-    return CellHistogram(counts_F.view(num_classes, -1), COUNT_SENSITIVITY[adjacency], cell_P=torch.arange(0))
+    cell_N = 2 * records.y + (map_batch_invariant(predict, records.x, progress) != records.y)
+    cell_N = cell_N if records.usable_N is None else cell_N[records.usable_N]
+    counts_F = torch.bincount(cell_N, minlength=2 * student.spec.num_classes)
+    return CellHistogram(counts_F.view(-1, 2), COUNT_SENSITIVITY[adjacency], cell_P=torch.arange(0))
 
 
-def release_confusion(
-    student: Student, file: Path, records: PrivateRecords, mechanism: Histogram, budget: Budget, progress: Progress
-) -> NoisyConfusion:
-    """Release the confusion matrix of a student, or read the one that an interrupted call has released.
+def read_test(file: Path, key: str) -> PrivateTest | None:
+    """Read the private test beside the file of a student, if its ``key`` is the digest of this file, or return None."""
+    path = file.with_name(TEST_FILE_NAME)
+    facts = json.loads(path.read_text()) if path.exists() else {}
+    if not file.exists() or facts.get(key) != compute_file_digest(file):
+        return None
+    return PrivateTest(**facts | {"counts": tuple(map(tuple, facts["counts"]))})
 
-    Args:
-        student: Final student.
-        file: File of the student, in the folder of the release.
-        records: PRIVATE. One record of each held-out unit.
-        mechanism: Mechanism of the noise.
-        budget: Budget that pays for the noise.
-        progress: Function that is called with percentages.
+
+def release_test(
+    student: Student,
+    file: Path,
+    records: PrivateRecords,
+    pool_x: Tensor,
+    mechanism: Histogram,
+    budget: Budget,
+    progress: Progress,
+) -> tuple[PrivateTest, Student]:
+    """Charge the test of a student, and adjust its confidence. If an interrupted call has tested it, read its test.
+
+    ``file`` is that of the student, which the adjusted one replaces. PRIVATE: records, one of each held-out unit.
 
     Raises:
         ValueError: The interrupted call tested another student, or drew noise and recorded none, and
             ``budget.first_charge_only`` is set. Otherwise a new test is charged.
     """
-    path, student_digest = file.with_name(TEST_FILE_NAME), compute_file_digest(file)
+
+    def adjust(test: PrivateTest) -> Student:
+        if test.multiple == 1:
+            return student
+        adjusted = student.adjust_logits(test.multiple, torch.zeros(student.spec.num_classes))
+        save_student(adjusted, file)
+        return adjusted
+
+    path, test = file.with_name(TEST_FILE_NAME), read_test(file, "tested_sha256")
     events, account = mechanism.privacy_events(1), budget.ledger.get_account(budget.account)
     tests = [charge for charge in account.charges.values() if charge.purpose.startswith(PURPOSE_TEST)]
     committed_digests = [entry.facts.get(TEST_DIGEST_KEY) for entry in budget.ledger.read_entries(account.name)]
-    if path.exists() and compute_file_digest(path) in committed_digests:
-        facts = json.loads(path.read_text())
-        if facts.pop("student_sha256") == student_digest:
-            return NoisyConfusion(torch.tensor(facts.pop("counts")), **facts)
-        if budget.first_charge_only:
-            fix = "Repeat the fit with the arguments of the interrupted one, or charge a new test (allow_refit=True)."
-            raise checks.error("student", student.network["name"], "is not the student that was tested", fix)
-    elif budget.first_charge_only and any(charge.run == budget.run for charge in tests):
+    if test is not None and compute_file_digest(path) in committed_digests:
+        return test, adjust(test)
+    if budget.first_charge_only and any(charge.run == budget.run for charge in tests):
         raise account_charged_error(account, compute_guarantee(events, account.delta).epsilon)
     table, number = count_predictions(student, records, budget.adjacency, progress), len(tests) + 1
+    num_units = len(records) if budget.adjacency == "replace_one" else None
+    logit_PC = student.compute_logits(pool_x).cpu()
     purpose = PURPOSE_TEST if number == 1 else f"{PURPOSE_TEST} (number {number} of this account)"
     budget = replace(budget, first_charge_only=False)  # the release of the student is the first charge
     with budget.spend(events, mechanism="private_test", purpose=purpose) as spending:
@@ -140,8 +229,11 @@ def release_confusion(
         answers = spending.accept(mechanism.release(table, spending.noise, MechanismContext(num_queries=1)))
         spending.record_cost(answers.events)
         assert answers.noisy_counts is not None
-        noisy = NoisyConfusion(answers.noisy_counts.counts_QC, mechanism.sigma, number, spending.id)
-        facts = {"counts": noisy.counts_CC.tolist(), "sigma": noisy.sigma, "number": number, "id": noisy.id}
-        write_atomically(path, json.dumps(facts | {"student_sha256": student_digest}) + "\n")
+        counts = tuple(map(tuple, answers.noisy_counts.counts_QC.tolist()))
+        test = PrivateTest(counts, mechanism.sigma, num_units, number, spending.id, compute_file_digest(file))
+        test = replace(test, multiple=test.compute_logit_multiple(logit_PC))
+        student = adjust(test)
+        test = replace(test, student_sha256=compute_file_digest(file))
+        write_atomically(path, json.dumps(asdict(test)) + "\n")
         spending.record_files({TEST_DIGEST_KEY: compute_file_digest(path)})
-    return noisy
+    return test, student

@@ -3,7 +3,7 @@
     <root>/teachers/<id>/       ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
     <root>/teachers/accounts/   <account>.json (newest ledger entry)  <account>.safetensors (hashes of its records)
     <root>/teachers/aliases/    <id that a release shows>.json
-    <root>/teachers/held_out/   <account>.json (share and key of the units that are held out for tests)
+    <root>/teachers/held_out/   <account>.json (rule of the units that are held out for tests)
 
 Ids are random. Hashes of private content are keyed with a secret, and neither the hashes nor the secret leave the
 store, because whoever can compute such a hash can distinguish neighboring data sets.
@@ -33,6 +33,7 @@ from pate_torch.core import checks, files
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
+from pate_torch.privacy.accounts import Account, held_out_error
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords
@@ -406,47 +407,54 @@ class TeacherStore:
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
-    def fix_test_share(self, account: str, share: float, *, is_charged: bool) -> None:
-        """Draw the key that holds out this share of the account's units from every release of the account.
+    def fix_private_test(self, name: str, share: float, account: Account | None) -> None:
+        """Fix the rule that holds out this share of the units from every release of an account.
 
-        The first charge of the account fixes share and key.
+        Every run calls this function before it splits its records. The first charge makes the rule's id a term of the
+        account. Before it, a run without a test, whose share is 0, removes the rule.
 
         Raises:
-            ValueError: Another share is fixed, or the account was charged for releases that trained on all units.
+            ValueError: Another share is fixed, the rule is lost, or the account was charged for training on all units.
         """
-        path = create_private_folder(self.folder / "held_out") / f"{account}.json"
+        checks.between("private_test.share", share, 0, 0.9)
+        path, is_charged = self.folder / "held_out" / f"{name}.json", account is not None and account.is_charged
+        if not (share or self.find_test_rule(name) or (account and account.held_out)):
+            return  # a refused run leaves no folder
         with self.lock():
-            rule = self.find_test_rule(account)
-            if rule is None and is_charged:
-                problem = "needs a new account, because an earlier release of this one trained on all units"
-                raise checks.error("test_share", share, problem)
-            if rule is None or (not is_charged and rule["share"] != share):
-                rule = {"key": secrets.randbits(63), "share": share}
-                _write_json(path, rule)
-        if rule["share"] != share:
-            raise checks.error("test_share", share, f"must be {rule['share']}, which is fixed for this account")
+            rule = self.find_test_rule(name)
+            if account is not None and is_charged and (account.held_out or share):
+                if not account.held_out or rule is None:
+                    raise held_out_error(account)
+                if share not in (0, rule["share"]):
+                    problem = f"must be {rule['share']}, which is fixed for this account"
+                    raise checks.error("private_test.share", share, problem)
+            elif not share and (is_charged or not self.find_ledger_heads(name)):
+                path.unlink(missing_ok=True)
+            elif share and (rule is None or rule["share"] != share) and not self.find_ledger_heads(name):
+                rule = {"id": secrets.token_hex(8), "key": secrets.randbits(63), "share": share}
+                _write_json(create_private_folder(path.parent) / path.name, rule)
 
-    def find_test_rule(self, account: str) -> dict[str, Any] | None:
-        """PRIVATE. Read the share and the key of ``fix_test_share``. None if the account holds out no units."""
-        path = self.folder / "held_out" / f"{account}.json"
+    def find_test_rule(self, name: str) -> dict[str, Any] | None:
+        """PRIVATE. Read the id, the share and the key of ``fix_private_test``. None if no units are held out."""
+        path = self.folder / "held_out" / f"{name}.json"
         return dict(json.loads(path.read_text())) if path.exists() else None
 
     def hold_out_units(
         self, account: str, private: PrivateRecords, adjacency: str
-    ) -> tuple[PrivateRecords, PrivateRecords]:
-        """PRIVATE. Return (records that may be trained on, one record of each unit that is held out for tests).
+    ) -> tuple[PrivateRecords, PrivateRecords, str]:
+        """PRIVATE. Return the records to train on, one record of each unit held out for tests, and the id of the rule.
 
-        A keyed hash of the content chooses the record among those of its unit.
+        A keyed hash of the content chooses the record among those of its unit. The id is empty if there is no rule.
         """
         if (rule := self.find_test_rule(account)) is None:
-            return private, select(private, np.arange(0))
+            return private, select(private, np.arange(0)), ""
         if not len(private):
             raise checks.error("account", account, "holds out units for tests, so votes from elsewhere cannot be used")
         training, test = hold_out(private, rule["share"], adjacency, rule["key"], "private test")
         contents = zip(test.x.numpy(), test.y.tolist(), strict=True)
         names = make_content_ids((x.tobytes(), str(y).encode()) for x, y in contents)
         hash_N = compute_keyed_hash(names.tolist(), rule["key"], "private test", "record")[:, 0]
-        return training, select_one_per_unit(test, adjacency, hash_N)
+        return training, select_one_per_unit(test, adjacency, hash_N), rule["id"]
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Store the hash of the newest ledger entry. The teachers cannot be used with a ledger that lacks it."""

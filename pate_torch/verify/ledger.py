@@ -63,6 +63,11 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
             results |= {f"{name} ({key})": commit.get(key) == folder.release.get(key) for key in ANSWER_FILES}
             is_equal_cost = commit.get("events") == folder.release.get("incurred")
             results[f"{name} (incurred)"] = not statement["private"] or is_equal_cost
+    if test := statement["utility"]["private_test"]:
+        digest = hashlib.sha256((folder.path / "private_test.json").read_bytes()).hexdigest()
+        results["private_test.json"] = facts.get(test["id"], {}).get("commit", {}).get("private_test_sha256") == digest
+        tests = [name for name, fact in facts.items() if fact["reserve"]["what"].startswith("test of")]
+        results["number of the test"] = tests[test["number"] - 1 : test["number"]] == [test["id"]]
     yield make_check("charges", results, "differ from the ledger", f"{len(part_by_id)}, all equal in the ledger")
     spent_events = [e for charge in facts.values() for e in charge.get("commit", charge["reserve"])["events"]]
     yield _check_cap(terms, spent_events)

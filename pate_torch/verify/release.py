@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds
@@ -102,7 +103,7 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
     message = f"privacy.json fits version {folder.statement.get('schema_version')}"
     yield Check("schema", not faults, "; ".join(faults[:3]) or message)
     checks = (_check_words, _check_files, _check_record, _check_labels, _check_student, _check_mechanism, _check_claims)
-    for check in () if faults else checks:
+    for check in () if faults else (*checks, _check_test):
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
@@ -119,7 +120,7 @@ def _check_words(folder: ReleaseFolder) -> Check:
     values = re.findall(r"epsilon = ([\d.E+-]*\d)", headline) + re.findall(r"ε = ([\d.E+-]*\d)", guarantee["symbols"])
     is_rounded = [guarantee["epsilon"] <= float(value) <= 1.02 * guarantee["epsilon"] + 1e-3 for value in values]
     texts = [guarantee["symbols"], *guarantee["plain_words"], *statement["assumptions"], *statement["not_covered"]]
-    texts.append(statement["trust"]["in_words"])
+    texts += [statement["trust"]["in_words"], (statement["utility"]["private_test"] or {"in_words": ""})["in_words"]]
     page, card = (_strip_markup((folder.path / name).read_text("utf-8")) for name in ("report.html", "README.md"))
     results = {
         "epsilon": len(values) == 2 and all(is_rounded),
@@ -322,6 +323,46 @@ def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
 def _format_event(event: Event) -> str:
     scales = ", ".join(f"{key} {value:.6g}" for key, value in event.items() if key not in ("kind", "count"))
     return f"{event['count']} x {event['kind']} ({scales})"
+
+
+def _check_test(folder: ReleaseFolder) -> Iterator[Check]:
+    """Check the private test: its price, its student, and the bound that follows from its noisy counts."""
+    if (test := folder.statement["utility"]["private_test"]) is None:
+        return
+    replaces_one = folder.statement["guarantee"]["adjacency"] == "replace_one"
+    part = {part["release_id"]: part for part in folder.parts}[test["id"]]
+    mu = (SQRT2 if replaces_one else 1) / test["sigma"]
+    (event,) = part["events"] or [{"mu": mu}]  # seeded noise has no price
+    digest = hashlib.sha256((folder.path / "student.safetensors").read_bytes()).hexdigest()
+    facts = json.loads((folder.path / "private_test.json").read_text("utf-8"))
+    words, (probability, limit) = re.findall(r"at least ([\d.]+) %", test["in_words"]), compute_test_failure(test)
+    results = {
+        "private_test.json": facts == {key: test[key] for key in facts} and "student_sha256" in facts,
+        "price": math.isclose(event["mu"] if "mu" in event else math.sqrt(2 * event["rho"]), mu, rel_tol=1e-9),
+        "student": digest == test["student_sha256"] == (digest if test["multiple"] != 1 else test["tested_sha256"]),
+        "number of units": (test["num_units"] is not None) == replaces_one,
+        "bound": not test["bound"] or probability <= limit * (1 + 1e-6),
+        "words": float(words[0]) <= 100 * test["bound"] + 1e-9,
+    }
+    message = (
+        f"accuracy {test['bound']:.6g} with probability {test['confidence']:g}, number {test['number']} of the account"
+    )
+    yield make_check("test", results, "does not fit the statement", message)
+
+
+def compute_test_failure(test: Mapping[str, Any]) -> tuple[float, float]:
+    """Compute the probability of counts as good as those of a test at the claimed bound, and its allowed maximum."""
+    from scipy.stats import binom, norm
+
+    p, failure, n = test["bound"], 1 - test["confidence"], test["num_units"]
+    right, wrong = np.sum(test["counts"], axis=0)
+    std = math.sqrt(len(test["counts"]) * (test["sigma"] ** 2 + 1 / 12))
+    if n is None:  # a tenth of the failures is left to the limit of the number of units
+        n, failure = max(0, math.ceil(right + wrong + norm.isf(failure / 10) * SQRT2 * std)), 0.9 * failure
+    wrong = max(wrong, -2 * std**2 * (right + wrong) / max(1, n))
+    excess_K = np.arange(n + 1) - n * p - (1 - p) * right + p * wrong + 0.5
+    tail = binom.pmf(np.arange(n + 1), n, p) @ norm.cdf(excess_K, scale=std * math.hypot(p, 1 - p))
+    return max(p**n, float(tail)), failure
 
 
 def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:

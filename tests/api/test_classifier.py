@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import pickle
 import shutil
@@ -327,9 +328,9 @@ REFUSED = {
     "weights": ({"class_weight": {7: 2.0}}, {}, "class_weight=.*no class"),
     "weights of DP-SGD": ({"method": "dpsgd", "class_weight": "balanced"}, {}, "class_weight='balanced'.*dpsgd"),
     "weights of a student": ({"class_weight": {0: 2.0}, "student": LogisticRegression()}, {}, "class_weight.*release"),
-    "share": ({"test_share": 1.0}, {}, "test_share"),
-    "test by DP-SGD": ({"method": "dpsgd", "test_share": 0.1}, {}, "test_share=0.1.*dpsgd"),
-    "test of a student": ({"test_share": 0.1, "student": LogisticRegression()}, {}, "test_share=0.1.*release"),
+    "share": ({"private_test": 1.0}, {}, "private_test"),
+    "test by DP-SGD": ({"method": "dpsgd", "private_test": 0.1}, {}, "private_test=0.1.*dpsgd"),
+    "test of a student": ({"private_test": 0.1, "student": LogisticRegression()}, {}, "private_test=0.1.*release"),
     "encoder": ({"encoder": "wordllama"}, {}, "encoder='str': must be an Encoder, or the EncoderCard"),
 }
 
@@ -375,10 +376,10 @@ OWN = {"teacher": LogisticRegression(), "num_teachers": 20}
 def test_no_held_out_unit_reaches_training_in_any_fit_of_the_account(settings, adjacency, make, monkeypatch):
     used, tested = spy_on_records(monkeypatch)
     everything = to_rows(PrivateRecords.from_rows(X, Y))
-    make(6.0, test_share=0.2, adjacency=adjacency, **settings).fit(X, Y, public=PUBLIC)
+    make(6.0, private_test=0.2, adjacency=adjacency, **settings).fit(X, Y, public=PUBLIC)
     assert len(tested) == 1 and 120 < len(tested[0]) < 240 and len(used) >= 2
     for share in (0.2, 0.0):  # also a fit that makes no test leaves these units out
-        again = {"test_share": share, "random_state": 5 + int(10 * share), "allow_refit": True, "spend_anyway": True}
+        again = {"private_test": share, "random_state": 5 + int(10 * share), "allow_refit": True, "spend_anyway": True}
         before = len(used)
         make(1.5, adjacency=adjacency, **(settings | again)).fit(X, Y, public=PUBLIC)
         assert len(used) >= before + 2
@@ -387,7 +388,7 @@ def test_no_held_out_unit_reaches_training_in_any_fit_of_the_account(settings, a
 
 
 def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, capsys):
-    clf = make(4.0, cap=4.0, test_share=0.2, num_records_about=3000, verbose=True).fit(MANY, MANY_Y, public=PUBLIC)
+    clf = make(4.0, cap=4.0, private_test=0.2, num_records_about=3000, verbose=True).fit(MANY, MANY_Y, public=PUBLIC)
     account = read_account(tmp_path)
     assert clf.total_.epsilon == pytest.approx(4.0, rel=1e-9) and clf.total_.epsilon <= 4.0
     assert clf.privacy_["guarantee"]["epsilon"] == clf.total_.epsilon
@@ -396,45 +397,48 @@ def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, 
     assert sum(event.count * event.mu**2 for event in test.reserved_events) == pytest.approx(0.1 * total)
     assert sum(event.count * event.mu**2 for event in release.reserved_events[:1]) == pytest.approx(0.05 * 0.9 * total)
     table = json.loads((clf.release_ / "private_test.json").read_text())
-    assert clf.confusion_matrix_.tolist() == np.transpose(table["counts"]).tolist()
-    accuracy = clf.confusion_matrix_.trace() / clf.confusion_matrix_.sum()
-    assert clf.test_accuracy_ == pytest.approx(min(1, accuracy))
-    assert abs(clf.test_accuracy_ - clf.score(TEST, TRUTH)) < 5 * clf.test_accuracy_std_ < 0.15
-    assert f"{100 * clf.test_accuracy_:.1f} % (standard deviation" in capsys.readouterr().out
+    test = clf.private_test_
+    assert [*map(list, test.counts)] == table["counts"]
+    (accuracy, std), truth = test.accuracy, clf.score(TEST, TRUTH)
+    assert accuracy == pytest.approx(min(1, sum(row[0] for row in test.counts) / np.sum(test.counts)))
+    assert abs(accuracy - truth) < 5 * std < 0.15 and truth - 0.15 < test.bound < accuracy
+    assert f"right on at least {math.floor(1000 * test.bound) / 10:.1f} %" in capsys.readouterr().out
+    stated = clf.privacy_["utility"]["private_test"]
+    assert (stated["bound"], stated["number"], stated["num_units"]) == (test.bound, 1, None)
     words = (clf.release_ / "README.md").read_text().replace("\\", "")
     assert "private_test.json" in words and "test of the model on held-out units" in words
     assert verify.main([str(clf.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
     student = load_student(clf.release_)
     assert np.allclose(student.predict_proba(TEST.astype(np.float32)), clf.predict_proba(TEST), atol=1e-6)
     confidence = clf.predict_proba(PUBLIC).max(1).mean()
-    assert confidence == pytest.approx(min(clf.test_accuracy_, 1 - clf.test_accuracy_std_), abs=1e-4)
+    assert confidence == pytest.approx(min(accuracy, 1 - std), abs=1e-4)
 
 
 def test_a_second_test_says_so_and_other_shares_are_refused(make, tmp_path, capsys):
-    make(2.0, test_share=0.2).fit(X, Y, public=PUBLIC)
+    make(2.0, private_test=0.2).fit(X, Y, public=PUBLIC)
     again = {"allow_refit": True, "random_state": 1, "spend_anyway": True}
-    second = make(2.0, test_share=0.2, verbose=True, **again).fit(X, Y, public=PUBLIC)
-    assert "test 2 of the account" in capsys.readouterr().out
+    second = make(2.0, private_test=0.2, verbose=True, **again).fit(X, Y, public=PUBLIC)
+    assert "Private test 2 on held-out units" in capsys.readouterr().out
     words = (second.release_ / "README.md").read_text()
     assert "test of the model on held-out units (number 2 of this account)" in words.replace("\\", "")
     assert verify.main([str(second.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
     charged = len(read_account(tmp_path).charges)
-    with pytest.raises(ValueError, match=r"test_share=0\.1: must be 0\.2, which is fixed"):
-        make(2.0, test_share=0.1, **again).fit(X, Y, public=PUBLIC)
+    with pytest.raises(ValueError, match=r"private_test=0\.1: must be 0\.2, which is fixed"):
+        make(2.0, private_test=0.1, **again).fit(X, Y, public=PUBLIC)
     assert len(read_account(tmp_path).charges) == charged
     untested = make(2.0, **again).fit(X, Y, public=PUBLIC)
-    assert untested.confusion_matrix_ is untested.test_accuracy_ is untested.test_accuracy_std_ is None
+    assert untested.private_test_ is untested.privacy_["utility"]["private_test"] is None
     (tmp_path / "teachers" / "held_out" / "clouds.json").unlink()  # without it, held-out units would be trained on
     charged = len(read_account(tmp_path).charges)
-    with pytest.raises(ValueError, match=r"held_out/clouds\.json names, and this file is missing"):
+    with pytest.raises(ValueError, match=r"held_out/clouds\.json, which is missing"):
         make(2.0, **again).fit(X, Y, public=PUBLIC)
     assert len(read_account(tmp_path).charges) == charged
 
 
 def test_an_account_that_trained_on_all_units_has_no_test(make, tmp_path):
     make(2.0, spend_anyway=True).fit(X, Y, public=PUBLIC)
-    with pytest.raises(ValueError, match=r"test_share=0\.1: needs a new account"):
-        make(2.0, test_share=0.1, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
+    with pytest.raises(ValueError, match=r"private_test: must be asked for before the account's first charge"):
+        make(2.0, private_test=0.1, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
     assert (
         len(read_account(tmp_path).charges) == 1 and not (tmp_path / "teachers" / "held_out" / "clouds.json").exists()
     )
@@ -443,13 +447,13 @@ def test_an_account_that_trained_on_all_units_has_no_test(make, tmp_path):
 def test_a_cap_that_does_not_admit_the_test_admits_no_release(make, tmp_path, monkeypatch):
     monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: pytest.fail("noise was drawn"))
     with pytest.raises(ValueError, match="cap"):  # the release alone would cost 3.76
-        make(4.0, cap=3.9, test_share=0.1).fit(X, Y, public=PUBLIC)
+        make(4.0, cap=3.9, private_test=0.1).fit(X, Y, public=PUBLIC)
     assert not (tmp_path / "ledger.sqlite").exists() or not read_account(tmp_path).charges
     monkeypatch.undo()
-    make(4.0, test_share=0.2).fit(X, Y, public=PUBLIC)  # the refused fit has fixed no share
+    make(4.0, private_test=0.2).fit(X, Y, public=PUBLIC)  # the refused fit has fixed no share
 
 
-@pytest.mark.parametrize("key,value", [("class_weight", "balanced"), ("test_share", 0.1)])
+@pytest.mark.parametrize("key,value", [("class_weight", "balanced"), ("private_test", 0.1)])
 def test_a_student_without_linear_output_is_refused_before_the_charge(key, value, make, tmp_path):
     with pytest.raises(ValueError, match=f"{key}=.*linear output"):
         make(2.0, student=LabelSpreading(), **{key: value}).fit(X, Y, public=PUBLIC)
@@ -459,7 +463,7 @@ def test_a_student_without_linear_output_is_refused_before_the_charge(key, value
 def test_one_record_of_each_group_is_tested(make, monkeypatch):
     used, tested = spy_on_records(monkeypatch)
     patient = np.arange(900) // 3
-    make(6.0, test_share=0.3, num_records_about=None).fit(X, Y, public=PUBLIC, groups=patient)
+    make(6.0, private_test=0.3, num_records_about=None).fit(X, Y, public=PUBLIC, groups=patient)
     patient_by_row = dict(zip(map(tuple, X.tolist()), patient.tolist(), strict=True))
     patients = [patient_by_row[row] for row in tested[0]]
     assert len(set(patients)) == len(patients) and 50 < len(patients) < 130

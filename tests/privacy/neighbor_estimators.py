@@ -274,7 +274,7 @@ class Calls:
         if self.case["column"] == "images" and method == "teachers":
             options["student"] = Supervised(network="logistic", steps=2)
         options |= {
-            "test_share": float(self.case["test"]),
+            "private_test": float(self.case["test"]),
             "class_weight": "balanced" if self.case["test"] != "0" else None,
         }
         options |= {"classes": CLASSES, "num_records_about": RECORDS, "spend_anyway": True, "allow_refit": not first}
@@ -285,8 +285,6 @@ class Calls:
         classifier.fit(frame(self.case, rows), y, public=self._public(), groups=groups)
 
     def _pate(self, rows: list[Record]) -> None:
-        if self.case["test"] != "0":
-            raise ValueError("PATE fixes no share for tests")
         if self.case["column"] == "texts":
             raise ValueError("PATE takes no texts")
         is_image, unit_ids = self.case["column"] == "images", ids(self.case, rows)
@@ -301,11 +299,16 @@ class Calls:
         }.get(self.case["method"], trained)
         options |= {"unit": "record" if unit_ids is None else "group:person", "partition": partition}
         options |= {"mean": [0.0] * width, "std": [1.0] * width}
+        options |= {"private_test": float(self.case["test"])}
         options |= {"budget_epsilon": 1e4, "verbose": True, "allow_uninformative_labels": True, "home": self.root}
         pate = PATE("toy", classes=CLASSES, delta=1e-4, **options)
         y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])
         public, y = (self._public(), None) if is_image else (np.nan_to_num(self._public()), y)
         pate.fit_teachers(frame(self.case, rows), y, unit_id=unit_ids, public_x=public).label(public, QUERIES)
+        if options["private_test"]:
+            pate.fit_student(Supervised(network="logistic", steps=2))
+            print(pate.test_student()[0])
+            pate.report()
 
 
 # ---- cases ---------------------------------------------------------------------------------------------------------

@@ -230,6 +230,13 @@ def test_a_test_on_held_out_units_holds(ids, adjacency):
     assert not tally.faults
 
 
+@pytest.mark.parametrize("adjacency", calls.SPACE["adjacency"])
+def test_a_test_by_the_other_door_holds(adjacency):
+    tally = Tally()
+    assert calls.attempt(case(**TESTED, door="PATE", adjacency=adjacency, releases="one and the same"), tally, most=6)
+    assert not tally.faults
+
+
 def test_a_test_of_every_record_of_a_unit_is_found(monkeypatch):
     monkeypatch.setattr(store, "select_one_per_unit", lambda private, adjacency, hash_N: private)
     assert faults("where it says", draws=6, **TESTED, ids="strings")

@@ -9,18 +9,32 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mpmath import mp, mpf
+from scipy.stats import beta
 
-from pate_torch.accounting.events import GaussianEvent
+from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.accounting.events import GaussianEvent, PureDPEvent
+from pate_torch.accounting.gdp import compute_epsilon
+from pate_torch.core.files import compute_file_digest
 from pate_torch.core.progress import do_nothing
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.privacy.records import PrivateRecords
+from pate_torch.privacy.partition import drop_unusable
+from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY
 from pate_torch.students import store as student_store
-from pate_torch.students.private_test import NoisyConfusion, count_predictions, release_confusion
+from pate_torch.students.private_test import (
+    PrivateTest,
+    compute_accuracy_bound,
+    compute_tail,
+    count_predictions,
+    make_test_mechanism,
+    read_test,
+    release_test,
+)
 from pate_torch.teachers.store import TeacherStore
 from tests.students.tasks import ROWS, make_student
 
@@ -33,7 +47,7 @@ def store(tmp_path, monkeypatch):
     """A store whose account "a" holds out about half of its units, by a fixed key."""
     store = TeacherStore(tmp_path)
     monkeypatch.setattr("secrets.randbits", lambda bits: 7)
-    store.fix_test_share("a", 0.5, is_charged=False)
+    store.fix_private_test("a", 0.5, None)
     return store
 
 
@@ -48,7 +62,7 @@ def make_records(rows, ids):
 
 
 def split(store, records, adjacency):
-    return store.hold_out_units("a", records, adjacency)
+    return store.hold_out_units("a", records, adjacency)[:2]
 
 
 def count(store, records, adjacency):
@@ -139,7 +153,9 @@ def test_a_prediction_is_that_of_the_record_alone(store):
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
     records = PrivateRecords.from_rows(x, torch.zeros(30).long(), num_classes=2)
     counts = count_predictions(STUDENT, records, "add_remove", do_nothing).counts_QC
-    assert counts[:, 0].tolist() == torch.bincount(STUDENT.predict(x), minlength=2).tolist() and not counts[:, 1].any()
+    predictions = STUDENT.predict(x)
+    right = int((predictions == 0).sum())
+    assert counts.tolist() == [[right, 30 - right], [0, 0]] and 0 < right < 30
     nothing = store.hold_out_units("other", records, "add_remove")[1]
     assert count_predictions(STUDENT, nothing, "add_remove", do_nothing).counts_QC.tolist() == [[0, 0], [0, 0]]
 
@@ -164,11 +180,11 @@ def make_budget(ledger, run="run", **options):
     return Budget(ledger=ledger, account="a", fingerprint="f", run=run, **TERMS, **options)
 
 
-def release(ledger, folder, student=STUDENT, **options):
+def release(ledger, folder, student=STUDENT, records=RECORDS, **options):
     folder.mkdir(exist_ok=True)
     student_store.save(student, folder / "student.safetensors")
     budget = make_budget(ledger, **options)
-    return release_confusion(student, folder / "student.safetensors", RECORDS, MECHANISM, budget, do_nothing)
+    return release_test(student, folder / "student.safetensors", records, POINTS, MECHANISM, budget, do_nothing)[0]
 
 
 class Killed(BaseException):
@@ -190,12 +206,12 @@ def test_the_table_costs_what_was_planned_and_draws_this_noise_once(ledger, tmp_
     monkeypatch.setattr(NoiseSource, "draw_gaussian", draw)
     shown = release(ledger, tmp_path / "one")
     exact = count_predictions(STUDENT, RECORDS, "add_remove", do_nothing).counts_QC
-    assert drawn == [((2, 2), 4.0)] and torch.equal(shown.counts_CC, exact)  # rounded after the noise
+    assert drawn == [((2, 2), 4.0)] and [*map(list, shown.counts)] == exact.tolist()  # rounded after the noise
     (charge,) = ledger.get_charges("a").values()
     assert charge.incurred_events == charge.reserved_events == (GaussianEvent(mu=1 / 4.0),)
     assert (charge.is_committed, charge.purpose, shown.number) == (True, "test of the model on held-out units", 1)
     written = json.loads((tmp_path / "one" / "private_test.json").read_text())
-    assert written["counts"] == shown.counts_CC.tolist() and written["sigma"] == 4.0
+    assert written["counts"] == [*map(list, shown.counts)] and written["sigma"] == 4.0
 
 
 OTHER_STUDENT = STUDENT.adjust_logits(1.0, torch.tensor([0.0, 1.0]))
@@ -205,10 +221,8 @@ def test_the_same_call_reads_the_table_and_another_student_is_refused(ledger, tm
     first = release(ledger, tmp_path / "one")
     with monkeypatch.context() as patch:
         patch.setattr(NoiseSource, "draw_gaussian", kill)
-        again = release(ledger, tmp_path / "one", first_charge_only=True)
-        assert torch.equal(again.counts_CC, first.counts_CC)
-        assert (again.sigma, again.number, again.id) == (first.sigma, first.number, first.id)
-        with pytest.raises(ValueError, match=r"student='mlp': is not the student that was tested"):
+        assert release(ledger, tmp_path / "one", first_charge_only=True) == first
+        with pytest.raises(ValueError, match=r"account='a': has been charged already"):
             release(ledger, tmp_path / "one", OTHER_STUDENT, first_charge_only=True)
     assert len(ledger.get_charges("a")) == 1
     assert release(ledger, tmp_path / "one", OTHER_STUDENT).number == 2 == len(ledger.get_charges("a"))
@@ -218,7 +232,9 @@ def test_a_second_test_of_the_account_says_that_it_is_the_second(ledger, tmp_pat
     first, second = (release(ledger, tmp_path / name, run=name) for name in ("one", "two"))
     assert (first.number, second.number) == (1, 2) and first.id != second.id
     purposes = [charge.purpose for charge in ledger.get_charges("a").values()]
-    assert purposes[1] == f"{purposes[0]} (number 2 of this account)" and str(second).endswith("test 2 of the account")
+    assert purposes[1] == f"{purposes[0]} (number 2 of this account)" and str(second).startswith(
+        "test 2 on held-out units"
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,37 +268,182 @@ def test_a_test_over_the_cap_draws_nothing(ledger, tmp_path, monkeypatch):
     assert not ledger.get_charges("a") and not (tmp_path / "one" / "private_test.json").exists()
 
 
+def test_the_test_names_the_tested_and_the_released_student(ledger, tmp_path, monkeypatch):
+    """A temperature makes another file, which changes no prediction, and the ledger holds the hash of both names."""
+    monkeypatch.setattr(PrivateTest, "compute_logit_multiple", lambda self, logit_PC: 0.7)
+    test, file = release(ledger, tmp_path / "one"), tmp_path / "one" / "student.safetensors"
+    student_store.save(STUDENT, tmp_path / "tested.safetensors")
+    assert test.tested_sha256 == compute_file_digest(tmp_path / "tested.safetensors") != test.student_sha256
+    assert test.student_sha256 == compute_file_digest(file) and test.multiple == 0.7
+    logits = student_store.load(file).compute_logits(POINTS)
+    assert torch.allclose(logits, 0.7 * STUDENT.compute_logits(POINTS), atol=1e-5)
+    (commit,) = [entry.facts for entry in ledger.read_entries("a") if entry.kind == "commit"]
+    assert commit["private_test_sha256"] == compute_file_digest(tmp_path / "one" / "private_test.json")
+    assert read_test(file, "student_sha256") == test and read_test(file, "tested_sha256") is None
+    again = release(ledger, tmp_path / "one")  # trains and saves the tested student again
+    assert again == test and compute_file_digest(file) == test.student_sha256
+    student_store.save(OTHER_STUDENT, file)
+    assert read_test(file, "student_sha256") is None  # nothing is claimed for another student
+
+
+def test_an_unusable_record_keeps_its_place_and_adds_zero():
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+    x[:10] = math.nan  # each is replaced by a filler of class 0
+    y = torch.ones(40).long()
+    y[35:] = -1
+    records = PrivateRecords.from_rows(x, y, num_classes=2)
+    data = Dataset(STUDENT.spec, records, PublicPool(POINTS), Evaluation(POINTS[:0], y[:0]))
+    kept = drop_unusable(data, "replace_one").private
+    counts = count_predictions(STUDENT, kept, "replace_one", do_nothing).counts_QC
+    assert len(kept) == 40 and counts[0].tolist() == [0, 0] and int(counts.sum()) == 25
+    as_fillers = count_predictions(STUDENT, replace(kept, usable_N=None), "replace_one", do_nothing).counts_QC
+    assert int(as_fillers[0].sum()) == 15  # the wrong answer
+    assert (
+        int(
+            count_predictions(
+                STUDENT, drop_unusable(data, "add_remove").private, "add_remove", do_nothing
+            ).counts_QC.sum()
+        )
+        == 25
+    )
+
+
+def test_the_price_is_a_tenth_of_mu2_for_any_noise():
+    gaussian = (GaussianEvent(mu=0.1, count=90),)
+    mechanism = make_test_mechanism(gaussian, "replace_one", 1e-5, "torch")
+    assert math.sqrt(2) / mechanism.sigma == pytest.approx(math.sqrt(0.9 / 9), rel=1e-6)
+    pure = (PureDPEvent(epsilon=0.1, count=10),)
+    mu = math.sqrt(9) / make_test_mechanism(pure, "add_remove", 1e-5, "discrete").sigma
+    assert compute_epsilon(mu, 1e-5) == pytest.approx(compute_guarantee(pure, 1e-5).epsilon, rel=1e-6)
+
+
+# ---- the bound -----------------------------------------------------------------------------------------------------
+
+
+def compute_tail_slowly(p, right, wrong, std, n):
+    """P(T >= t) by mpmath: the sum over the binomial number of normal tails."""
+    with mp.workdps(40):
+        p, noise = mpf(p), mpf(std) * mp.sqrt(mpf(p) ** 2 + (1 - mpf(p)) ** 2)
+        excess = (1 - p) * right - p * wrong - mpf(1) / 2
+        tails = [mp.ncdf((k - n * p - excess) / noise) for k in range(n + 1)]
+        return float(mp.fsum(mp.binomial(n, k) * p**k * (1 - p) ** (n - k) * tails[k] for k in range(n + 1)))
+
+
+@pytest.mark.parametrize(
+    "p,right,wrong,std,n",
+    [(0.9, 280, 20, 5.0, 300), (0.934, 560, 30, 30.8, 600), (0.5, 30, 20, 0.4, 50), (0.999, 400, -3, 2.0, 410)],
+)
+def test_the_tail_is_that_of_mpmath(p, right, wrong, std, n):
+    expected = max(p**n, compute_tail_slowly(p, right, wrong, std, n))
+    assert compute_tail(p, right, wrong, std, n) == pytest.approx(expected, rel=1e-9)
+
+
+def draw_counts(p, n, sigma, num_classes, draws, seed=0):
+    """Noisy, rounded numbers of right and wrong predictions, summed over the classes."""
+    draw = np.random.default_rng(seed)
+    right_N = draw.binomial(n, p, draws)
+    noise = np.rint(draw.normal(0, sigma, (2, draws, num_classes))).sum(2)  # the counts are integers
+    return (
+        (right_N + noise[0]).astype(int),
+        (n - right_N + noise[1]).astype(int),
+        math.sqrt(num_classes * (sigma**2 + 1 / 12)),
+    )
+
+
+def covers(p, right, wrong, std, n):
+    """Whether the bound is at most p: the excess increases with p (checked below), so its sign at p decides."""
+    failure = 0.05
+    if n is None:
+        n = max(0, math.ceil(right + wrong + 2.5758293035489 * math.sqrt(2) * std))
+        failure = 0.045
+    return n == 0 or compute_tail(p, right, wrong, std, n) >= failure
+
+
+COVERAGE = [
+    (0.934, 1000, 30.8, 1),
+    (0.99, 1000, 5.0, 2),
+    (0.6, 300, 10.0, 3),
+    (0.8, 60, 0.3, 2),
+    (0.95, 5000, 20.0, 10),
+]
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+@pytest.mark.parametrize("p,n,sigma,num_classes", COVERAGE)
+def test_the_bound_holds_with_its_probability(p, n, sigma, num_classes, is_public):
+    right_N, wrong_N, std = draw_counts(p, n, sigma, num_classes, 4000)
+    size = n if is_public else None
+    held = [covers(p, right, wrong, std, size) for right, wrong in zip(right_N.tolist(), wrong_N.tolist(), strict=True)]
+    assert 0.94 <= np.mean(held) <= 0.985  # the standard error is 0.0035
+    for right, wrong, holds in zip(right_N[:20].tolist(), wrong_N[:20].tolist(), held[:20], strict=True):
+        assert (compute_accuracy_bound(right, wrong, std, size) <= p) == holds
+        if compute_accuracy_bound(right, wrong, std, size) > 0 and size is not None:
+            excess = [compute_tail(q, right, wrong, std, size) for q in np.linspace(0.3, 1, 60)]
+            assert (np.diff(excess) >= -1e-9).all()
+
+
+def test_wrong_margins_do_not_hold():
+    """Clopper-Pearson on the noisy counts, and the noise of one count in place of both."""
+    right_N, wrong_N, std = draw_counts(0.934, 1000, 30.8, 1, 2000)
+    low_N = beta.ppf(0.05, right_N, np.maximum(wrong_N, 0) + 1)
+    assert np.mean(low_N <= 0.934) < 0.8
+    pairs = list(zip(right_N.tolist(), wrong_N.tolist(), strict=True))
+    assert np.mean([covers(0.934, *pair, std / 2, None) for pair in pairs]) < 0.9
+
+
+def test_the_bound_is_that_of_the_oracle():
+    """Figures that were computed before the code: .884 at a true .934, against .833 of two separate tails."""
+    right_N, wrong_N, std = draw_counts(0.934, 1000, 30.8, 1, 200)
+    bounds = [compute_accuracy_bound(r, w, std, None) for r, w in zip(right_N.tolist(), wrong_N.tolist(), strict=True)]
+    assert np.median(bounds) == pytest.approx(0.884, abs=0.006)
+
+
+@pytest.mark.parametrize("right,wrong", [(-5, 3), (0, 0), (4, -300), (3, 900)])
+def test_a_bound_that_says_nothing_is_zero(right, wrong):
+    assert compute_accuracy_bound(right, wrong, 10.0, None) == 0.0
+
+
+def test_right_and_wrong_by_class_have_less_noise_than_a_test_matrix():
+    """With ten classes the wrong cells of a test matrix would sum the noise of 90 counts."""
+    right, wrong, classes, sigma = 900, 100, 10, 12.0
+    p = right / (right + wrong)
+    of_matrix = sigma * math.sqrt(classes * (1 - p) ** 2 + classes * (classes - 1) * p**2) / (right + wrong)
+    test = make_test([(90, 10)] * 10, sigma)
+    assert test.accuracy[1] < 0.4 * of_matrix
+
+
 # ---- what follows from the table -----------------------------------------------------------------------------------
 
 
-def make_confusion(counts, sigma=0.0):
-    return NoisyConfusion(torch.tensor(counts), sigma, 1, "id")
+def make_test(counts, sigma=1e-9):
+    return PrivateTest(
+        counts=tuple(map(tuple, counts)), sigma=sigma, num_units=None, number=1, id="id", tested_sha256=""
+    )
 
 
 def test_the_accuracy_stays_in_its_range():
-    assert make_confusion([[60, 10], [20, 110]]).accuracy == pytest.approx(0.85)
-    assert make_confusion([[60, -9], [-9, 60]], 10.0).accuracy == 1.0
-    assert make_confusion([[-5, 0], [0, -5]], 10.0).accuracy == 0.0
-    assert make_confusion([[0, 0], [0, 0]], 1.0).accuracy_std > 0.4
+    assert make_test([[60, 10], [110, 20]]).accuracy[0] == pytest.approx(0.85)
+    assert make_test([[60, -9], [60, -9]], 10.0).accuracy[0] == 1.0
+    assert make_test([[-5, 0], [-5, 0]], 10.0).accuracy[0] == 0.0
+    assert make_test([[0, 0], [0, 0]], 1.0).accuracy[1] > 0.4
+    assert [recall for recall, _ in make_test([[60, 20], [110, 0]]).recalls] == [0.75, 1.0]
 
 
 @pytest.mark.parametrize(
     "size,accuracy,sigma,num_classes", [(1000, 0.9, 12.0, 2), (3000, 0.7, 20.0, 5), (500, 0.8, 0.5, 3)]
 )
 def test_the_standard_deviation_is_that_of_sampling_and_noise(size, accuracy, sigma, num_classes):
-    draw, estimates, stated = np.random.default_rng(0), [], []
-    wrong = (1 - accuracy) / (num_classes - 1) / num_classes
-    p_CC = np.full((num_classes, num_classes), wrong)
-    np.fill_diagonal(p_CC, accuracy / num_classes)
+    draw, tests = np.random.default_rng(0), []
+    p_C2 = np.array([[accuracy, 1 - accuracy]] * num_classes) / num_classes
     for _ in range(3000):
-        counts = draw.multinomial(size, p_CC.ravel()).reshape(p_CC.shape) + draw.normal(0, sigma, p_CC.shape)
-        confusion = make_confusion(np.rint(counts).astype(int).tolist(), sigma)
-        estimates.append(confusion.accuracy)
-        stated.append(confusion.accuracy_std)
-    assert np.mean(stated) == pytest.approx(np.std(estimates), rel=0.06)
+        counts = draw.multinomial(size, p_C2.ravel()).reshape(p_C2.shape) + draw.normal(0, sigma, p_C2.shape)
+        tests.append(make_test(np.rint(counts).astype(int).tolist(), sigma))
+    for values in ([test.accuracy for test in tests], [test.recalls[0] for test in tests]):
+        estimates, stated = np.array(values).T
+        assert np.mean(stated) == pytest.approx(np.std(estimates), rel=0.08)
     sampling_alone = math.sqrt(accuracy * (1 - accuracy) / size)
     if sigma > 1:
-        assert np.std(estimates) > 1.2 * sampling_alone  # the wrong answer is rejected
+        assert np.std([test.accuracy[0] for test in tests]) > 1.2 * sampling_alone  # the wrong answer is rejected
 
 
 LOGITS = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)) * 2
@@ -295,8 +456,8 @@ def compute_confidence(multiple):
 @pytest.mark.parametrize("accuracy", [0.55, 0.7, 0.9])
 def test_the_multiple_makes_the_mean_confidence_the_accuracy(accuracy):
     right = round(100_000 * accuracy)
-    confusion = make_confusion([[right, 0, 0], [100_000 - right, 0, 0], [0, 0, 0]], 1.0)
-    multiple = confusion.compute_logit_multiple(LOGITS)
+    test = make_test([[right, 100_000 - right], [0, 0], [0, 0]], 1.0)
+    multiple = test.compute_logit_multiple(LOGITS)
     grid = np.geomspace(0.2, 5, 4001)
     best = grid[np.argmin([abs(compute_confidence(one) - accuracy) for one in grid])]
     assert multiple == pytest.approx(best, rel=1e-3) and compute_confidence(multiple) == pytest.approx(
@@ -306,11 +467,11 @@ def test_the_multiple_makes_the_mean_confidence_the_accuracy(accuracy):
 
 
 def test_the_multiple_has_limits_and_needs_an_accurate_test():
-    never, always = ([[0, 0, 0], [10**5, 0, 0], [0, 0, 0]], [[10**5, 0, 0], [0, 0, 0], [0, 0, 0]])
-    assert make_confusion(never).compute_logit_multiple(LOGITS) == 0.2
-    assert make_confusion(always).compute_logit_multiple(LOGITS) == 5.0
-    assert make_confusion([[900, 0, 0], [100, 0, 0], [0, 0, 0]], 40.0).compute_logit_multiple(LOGITS) == 1.0
-    noisy = make_confusion([[1000, 0, 0], [0, 0, 0], [0, 0, 0]], 11.0)  # an accuracy of 1 by noise
+    never, always = [[0, 10**5], [0, 0], [0, 0]], [[10**5, 0], [0, 0], [0, 0]]
+    assert make_test(never).compute_logit_multiple(LOGITS) == 0.2
+    assert make_test(always).compute_logit_multiple(LOGITS) == 5.0
+    assert make_test([[900, 100], [0, 0], [0, 0]], 40.0).compute_logit_multiple(LOGITS) == 1.0
+    noisy = make_test([[1000, 0], [0, 0], [0, 0]], 11.0)  # an accuracy of 1 by noise
     multiple = noisy.compute_logit_multiple(3 * LOGITS)
-    expected = 1 - noisy.accuracy_std
-    assert noisy.accuracy_std < 0.03 and compute_confidence(3 * multiple) == pytest.approx(expected, abs=1e-6)
+    expected = 1 - noisy.accuracy[1]
+    assert noisy.accuracy[1] < 0.03 and compute_confidence(3 * multiple) == pytest.approx(expected, abs=1e-6)

@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.core.files import compute_tensor_digest
+from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import store as store_module
 from pate_torch.teachers.store import TeacherStore
@@ -244,30 +246,62 @@ def test_an_account_that_grows_knows_all_its_records(store):
     assert find_charged(store, make_rows(more), make_rows(X), make_rows(np.concatenate([X, more]))) == "first"
 
 
-def test_the_share_and_the_key_of_held_out_units_are_drawn_once_per_account(store):
-    store.fix_test_share("a", 0.25, is_charged=False)
-    store.fix_test_share("b", 0.25, is_charged=False)
+def make_account(held_out):
+    """The charged account "a" of these terms."""
+    filter = PrivacyFilter(kind="gdp", epsilon=1.0, delta=1e-5)
+    terms = {"adjacency": "add_remove", "unit": "record", "noise": "torch"}
+    return Account(name="a", filter=filter, **terms, held_out=held_out, charges={"id": None})
+
+
+def test_the_first_charge_fixes_the_rule_of_held_out_units(store):
+    store.fix_private_test("a", 0.25, None)
+    store.fix_private_test("b", 0.25, None)
     rule = store.find_test_rule("a")
     assert rule["share"] == 0.25 and rule["key"] != store.find_test_rule("b")["key"]
     file = store.folder / "held_out" / "a.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     store.sweep()
-    store.fix_test_share("a", 0.25, is_charged=True)
-    assert store.find_test_rule("a") == rule
-    with pytest.raises(ValueError, match=r"test_share=0\.3: must be 0\.25, which is fixed for this account"):
-        store.fix_test_share("a", 0.3, is_charged=True)
-    with pytest.raises(ValueError, match=r"test_share=0\.25: needs a new account.*trained on all units"):
-        store.fix_test_share("charged", 0.25, is_charged=True)
-    assert store.find_test_rule("charged") is None and store.find_test_rule("a") == rule
+    charged = make_account(rule["id"])
+    for share in (0.25, 0):  # also a run that makes no test leaves the units out
+        store.fix_private_test("a", share, charged)
+        assert store.find_test_rule("a") == rule
+    with pytest.raises(ValueError, match=r"private_test\.share=0\.3: must be 0\.25, which is fixed for this account"):
+        store.fix_private_test("a", 0.3, charged)
+    file.unlink()
+    for share in (0.25, 0):
+        with pytest.raises(ValueError, match=r"account='a': holds out the units of teachers/held_out/a\.json.*missing"):
+            store.fix_private_test("a", share, charged)
+
+
+def test_an_account_that_was_charged_for_all_units_has_no_test(store):
+    store.fix_private_test("a", 0.25, None)  # a run that lost the race for the first charge has left its rule
+    with pytest.raises(ValueError, match=r"share: must be asked for before the account.s first.*Use another"):
+        store.fix_private_test("a", 0.25, make_account(""))
+    store.fix_private_test("a", 0, make_account(""))
+    assert store.find_test_rule("a") is None
+
+
+def test_a_rule_without_a_charge_can_be_changed_but_not_where_the_ledger_is_lost(store):
+    store.fix_private_test("a", 0.25, None)
+    store.fix_private_test("a", 0.3, None)
+    rule = store.find_test_rule("a")
+    assert rule["share"] == 0.3
+    store.record_charge("a", None, "head")
+    for share in (0.2, 0):
+        store.fix_private_test("a", share, None)  # the account is refused later, because its ledger is missing
+        assert store.find_test_rule("a") == rule
 
 
 def test_held_out_units_are_those_of_the_account_alone(store):
     rows = make_rows(torch.arange(400.0)[:, None])
-    training, test = store.hold_out_units("a", rows, "add_remove")
-    assert training is rows and len(test) == 0  # nothing is held out before a share is fixed
+    training, test, rule_id = store.hold_out_units("a", rows, "add_remove")
+    assert training is rows and len(test) == 0 and not rule_id  # nothing is held out before a share is fixed
     for account in ("a", "b"):
-        store.fix_test_share(account, 0.25, is_charged=False)
-    parts = [[part.x.flatten().tolist() for part in store.hold_out_units(name, rows, "add_remove")] for name in "aab"]
+        store.fix_private_test(account, 0.25, None)
+    assert store.hold_out_units("a", rows, "add_remove")[2] == store.find_test_rule("a")["id"]
+    parts = [
+        [part.x.flatten().tolist() for part in store.hold_out_units(name, rows, "add_remove")[:2]] for name in "aab"
+    ]
     assert parts[0] == parts[1] != parts[2]
     assert sorted(parts[0][0] + parts[0][1]) == list(range(400)) and 60 < len(parts[0][1]) < 140
     with pytest.raises(ValueError, match="account='a': holds out units for tests, so votes from elsewhere"):

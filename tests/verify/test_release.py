@@ -25,6 +25,7 @@ from pate_torch.verify.command import main, verify_release
 from pate_torch.verify.prices import compute_bounds
 from pate_torch.verify.release import ANSWER_FILES, ReleaseFolder, run_checks
 from tests.command_runs import train
+from tests.run_configs import changed
 from tests.tiny_runs import again, selection, tiny
 
 RECORDS = [
@@ -150,6 +151,57 @@ def second(release) -> Path:
 
 def test_honest_releases_pass(release, second):
     assert set(said(release).values()) == set(said(second).values()) == {"ok"}
+
+
+@pytest.fixture(scope="module")
+def tested_home(tmp_path_factory) -> Path:
+    """Home of one release with a private test."""
+    home = tmp_path_factory.mktemp("tested")
+    plan = changed(tiny(home), private_test=0.3)
+    pipeline.run(plan)
+    return home
+
+
+def change_test(release: Path, **changes) -> None:
+    """Change facts of the test in the statement and, where it has them, in its file."""
+    privacy, file = (json.loads((release / name).read_text()) for name in ("privacy.json", "private_test.json"))
+    privacy["utility"]["private_test"] |= changes
+    file |= {key: value for key, value in changes.items() if key in file}
+    (release / "private_test.json").write_text(json.dumps(file))
+    mend(release, privacy_json=privacy)
+
+
+def test_a_private_test_passes_and_every_lie_about_it_is_found(tested_home, tmp_path):
+    honest = tested_home / "runs" / "blobs" / "gaussian" / "first" / "release"
+    assert set(said(honest).values()) == {"ok"}
+    test = json.loads((honest / "privacy.json").read_text())["utility"]["private_test"]
+    assert test["num_units"] is None and 0 < test["bound"] < test["accuracy"][0]
+    right, wrong = test["counts"][0]
+    lies = {
+        "bound": {"bound": test["bound"] + 1e-4},
+        "a better count": {"counts": [[right + 2, wrong], *test["counts"][1:]]},
+        "less noise": {"sigma": 0.9 * test["sigma"]},
+        "another student": {"student_sha256": "0" * 64},
+        "the tested student is the released one": {"multiple": 1.0, "tested_sha256": "0" * 64},
+        "a known number of units": {"num_units": 3},
+        "another number": {"number": 2},
+        "another reservation": {"id": "0" * 16},
+        "rounded up": {"in_words": test["in_words"].replace("at least ", "at least 1")},
+    }
+    for number, (lie, changes) in enumerate(lies.items()):
+        home = shutil.copytree(tested_home, tmp_path / str(number))
+        change_test(home / "runs" / "blobs" / "gaussian" / "first" / "release", **changes)
+        assert "FAILS" in said(home / "runs" / "blobs" / "gaussian" / "first" / "release").values(), lie
+
+
+def test_a_bound_above_that_of_the_counts_is_found_without_the_ledger(tested_home, tmp_path):
+    home = shutil.copytree(tested_home, tmp_path / "home")
+    release = home / "runs" / "blobs" / "gaussian" / "first" / "release"
+    test = json.loads((release / "privacy.json").read_text())["utility"]["private_test"]
+    probability, limit = verified_files.compute_test_failure(test)
+    assert probability == pytest.approx(limit, rel=1e-6)  # the bound is not lower than it must be
+    change_test(release, bound=test["bound"] + 1e-4)
+    assert [name for name, status in said(release, ledger=False).items() if status == "FAILS"] == ["test"]
 
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "verify.md"
