@@ -116,7 +116,7 @@ def test_a_forecast_of_noise_advises_with_the_arguments_of_this_class(make):
 
 @pytest.mark.parametrize("method", ["gradients", "dpsgd"])
 def test_a_fit_tells_its_charge_and_the_total_of_the_account(method, make, tmp_path, capsys, caplog):
-    terms = TERMS if method == "gradients" else TERMS.replace("gdp", "pld")
+    terms = TERMS if method == "gradients" else TERMS.replace("gdp", "pld and gdp")
     caplog.set_level(logging.INFO, "pate_torch")
     first = make(2.0, method=method, cap=30).fit(X, Y, public=PUBLIC)
     assert capsys.readouterr().out == "" and first.total_.epsilon == pytest.approx(2.0, rel=1e-3)
