@@ -289,7 +289,7 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
             return [screen, make_gaussian(SQRT2, parameters["sigma"], answers)]
         case "laplace":
             return [make_pure(1 / parameters["sigma"], 2 * queries)]
-        case "exponential":
+        case "exponential" if "hypotheses" not in parameters:  # the algorithm of pate learn has the same name
             return [make_event("bounded_range", queries, eta=2 * SQRT2 / parameters["sigma"])]
         case "single_stable":
             return [make_pure(parameters["epsilon"], queries), make_event("delta", queries, delta=parameters["delta"])]
