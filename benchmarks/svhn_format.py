@@ -52,8 +52,6 @@ SHARDS = {"train": TRAIN // TEACHERS, "train and extra": (TRAIN + EXTRA) // TEAC
 BATCH = 4096
 CASE_KEYS = ("teacher.learning_rate", "recommended.passes")
 CASES = ["lean_cnn", "lean_cnn:0.002:40", "convnet:0.001:20", "convnet:0.001:40", "convnet:0.0005:40"]
-GAUSSIAN = ["privacy.filter=rdp"]
-"""Opens an account that admits a sparse vector at about its own epsilon."""
 SPARSE_VECTOR = ["mechanism.epsilon=4", "mechanism.max_failures=1"]
 """Its defaults need 3,105 teachers for 500 questions."""
 
@@ -234,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shards", nargs="+", default=list(SHARDS), choices=list(SHARDS))
     parser.add_argument("--steps", type=int, help="steps of each teacher of the part teachers; default: the recipe's")
     parser.add_argument("--settings", nargs="*", default=[], help="settings of all runs of the part recipe")
-    parser.add_argument("--gaussian", nargs="*", default=GAUSSIAN, help="further settings of its first run")
+    parser.add_argument("--gaussian", nargs="*", default=[], help="further settings of its first run")
     parser.add_argument("--sparse", nargs="*", default=SPARSE_VECTOR, help="further settings of its second run")
     args = parser.parse_args(arguments)
     args.images = args.images or min(TRAIN + EXTRA, -(-args.teachers * (TRAIN + EXTRA) // TEACHERS))

@@ -20,6 +20,7 @@ reserved by default, so that an account opened for Gaussian answers admits spars
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -121,17 +122,25 @@ class PrivacyFilter:
             planned_events: Events of the first release.
             epsilon: Epsilon of the cap.
             delta: Delta of the cap.
-            kind: Kind of the filter. None for "gdp" if all planned events are Gaussian, else "rdp".
+            kind: Kind of the filter. None for "gdp" if all planned events are Gaussian, or DP-SGD that a Gaussian
+                mechanism dominates, else for "rdp".
             delta_reserve: Part of delta that is reserved for failures. If None, this part is a tenth of delta, or half
                 of delta if the plan fails with more probability than a tenth of delta. If the plan fits the cap only
                 without this reserve, the part is the failure probability of the plan.
         """
-        checks.positive("budget_epsilon", epsilon)
+        epsilon = checks.positive("budget_epsilon", epsilon)
         checks.delta("delta", delta)
         planned_events = tuple(planned_events)
         noise_events, failure_delta = split_off_deltas(planned_events)
         if kind is None:
             kind = "gdp" if all(isinstance(e, GaussianEvent) for e in noise_events) else "rdp"
+            if kind == "rdp" and all(isinstance(e, GaussianEvent | SampledGaussianEvent) for e in noise_events):
+                with contextlib.suppress(ValueError):  # no Gaussian mechanism is known to dominate DP-SGD
+                    gdp_filter = cls.from_planned_events(
+                        planned_events, epsilon=epsilon, delta=delta, delta_reserve=delta_reserve, kind="gdp"
+                    )
+                    if gdp_filter.admits_first(planned_events):
+                        return gdp_filter
 
         def make_filter(reserve: float) -> PrivacyFilter:
             order = _select_order(noise_events, epsilon, delta - reserve) if kind == "rdp" else None

@@ -219,9 +219,15 @@ def test_without_a_reserve_the_error_names_the_kind_of_account():
         gdp_filter().compute_cost([replace(RUN, rate=1.0, noise_multiplier=0.1, steps=1000, failure_delta=1e-7)])
 
 
+def test_an_account_opened_for_dp_sgd_charges_the_dominating_gaussian_if_there_is_one():
+    assert filter_of(RUN).kind == filter_of(RUN, GaussianEvent(mu=0.1)).kind == "gdp"
+    assert filter_of(RUN, delta_reserve=0.0).kind == filter_of(RUN, PureDPEvent(epsilon=0.1)).kind == "rdp"
+    assert filter_of(replace(RUN, rate=1.0, noise_multiplier=0.1, steps=1000), epsilon=1e6).kind == "rdp"
+
+
 def test_an_rdp_filter_charges_dp_sgd_at_its_order_without_a_failure():
-    account = filter_of(RUN)
-    assert account.kind == "rdp" and account.order in rdp.ORDERS
+    account = filter_of(RUN, kind="rdp")
+    assert account.order in rdp.ORDERS
     assert account.choose_failures([RUN], FilterCost()) == (RUN,)
     (divergence,) = rdp.compute_curve([RUN], account.order)
     cost = account.compute_cost([replace(RUN, count=3)])

@@ -65,7 +65,7 @@ def test_both_mechanisms_reuse_a_second_student_and_tensorboard(files, tmp_path,
         seen.add(summary)
         return summary.parents[1], json.loads(summary.read_text())
 
-    folder, gaussian = run("mechanism=gaussian", "mechanism.sigma=2", "privacy.filter=rdp")
+    folder, gaussian = run("mechanism=gaussian", "mechanism.sigma=2")
     assert (gaussian["num_teachers"], gaussian["queries_answered"]) == (20, 100)
     # Both limits lie more than twelve standard errors above chance, a tenth, on 100 labels and on 247 test images.
     assert gaussian["label_accuracy"] > 0.5 and gaussian["student_accuracy"] > 0.35

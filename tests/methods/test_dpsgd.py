@@ -54,7 +54,7 @@ def test_it_costs_what_the_pate_release_would(plan):
     assert found["epsilon_charged"] == pytest.approx(found["epsilon"], rel=1e-9)
     assert found["student_accuracy"] > 0.9  # chance: 1/2
     account = Ledger(plan.root / "ledger.sqlite").get_account("clouds")
-    assert account.filter.kind == "rdp" and account.num_releases == 1
+    assert account.filter.kind == "gdp" and account.num_releases == 1
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.dataset.load()
     right = (student.compute_probabilities(data.evaluation.x).argmax(1) == data.evaluation.y).double().mean()
