@@ -295,7 +295,7 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
         case "single_stable":
             return [make_pure(parameters["epsilon"], queries), make_event("delta", queries, delta=parameters["delta"])]
         case "sparse_vector" | "soft_sparse_vector":
-            return [make_event("delta", 1, delta=parameters["delta"] / 2)]
+            return [make_event("delta", 1, delta=parameters["failure_delta"])]
         case "histogram":
             return [make_gaussian(SQRT2 if replaces_one else 1, parameters["sigma"], rounds)]
         case "gradient_descent":
