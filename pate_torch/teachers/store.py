@@ -430,7 +430,7 @@ class TeacherStore:
                     raise checks.error("private_test.share", share, problem)
             elif not share and (is_charged or not self.find_ledger_heads(name)):
                 path.unlink(missing_ok=True)
-            elif share and (rule is None or rule["share"] != share) and not self.find_ledger_heads(name):
+            elif share and (rule is None or (rule["share"] != share and not self.find_ledger_heads(name))):
                 rule = {"id": secrets.token_hex(8), "key": secrets.randbits(63), "share": share}
                 _write_json(create_private_folder(path.parent) / path.name, rule)
 
