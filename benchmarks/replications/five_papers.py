@@ -151,7 +151,8 @@ def _gnmax(split: Split, epsilon: float, *, active: bool) -> Found:
 
 
 def _sparse(split: Split, epsilon: float, *, soft: bool) -> Found:
-    pool, given = split.data.pool, {"epsilon": epsilon, "delta": split.delta, "max_failures": 1}
+    pool = split.data.pool  # the papers give half of delta to the failure
+    given = {"epsilon": epsilon, "delta": split.delta, "failure_delta": split.delta / 2, "max_failures": 1}
     votes = SoftVotes.from_probabilities(split.ensemble.predict_proba(pool.x)) if soft else split.votes
     mechanism: Any = SoftSparseVector(**given, bins=10) if soft else SparseVector(**given)
     return _teach(split, split.release_labels(votes, mechanism, split.study.passive, len(pool)))

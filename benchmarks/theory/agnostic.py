@@ -258,7 +258,9 @@ class AgPrivClPlan:
     def mechanism(self) -> SparseVector:
         epsilon, delta = self.record_price
         cutoff = math.ceil(_compute_cutoff(self.num_queries, self.alpha, self.beta))
-        return SparseVector(epsilon=epsilon, delta=delta, max_failures=cutoff, noise=self.noise_kind)
+        # The papers give half of delta to the failure.
+        shares = {"delta": delta, "failure_delta": delta / 2}
+        return SparseVector(epsilon=epsilon, **shares, max_failures=cutoff, noise=self.noise_kind)
 
     @cached_property
     def min_teachers(self) -> int:

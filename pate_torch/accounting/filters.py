@@ -122,8 +122,8 @@ class PrivacyFilter:
             planned_events: Events of the first release.
             epsilon: Epsilon of the cap.
             delta: Delta of the cap.
-            kind: Kind of the filter. None for "gdp" if all planned events are Gaussian, or runs of DP-SGD that a
-                Gaussian mechanism dominates, else for "rdp".
+            kind: Kind of the filter. None for "gdp" if all planned events are Gaussian, or DP-SGD that a Gaussian
+                mechanism dominates, else for "rdp".
             delta_reserve: Part of delta that is reserved for failures. If None, this part is a tenth of delta, or half
                 of delta if the plan fails with more probability than a tenth of delta. If the plan fits the cap only
                 without this reserve, the part is the failure probability of the plan.

@@ -132,6 +132,10 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     student = instantiate_component(cfg, "student", StudentAlgorithm | None)
     dataset = instantiate_component(cfg, "dataset", DatasetSource)
     has_baseline = checks.boolean("baseline", values["baseline"]) and values["votes"] is None
+    test_share = checks.mapping("private_test", values["private_test"])["share"]
+    if test_share and student is None:
+        fix = "Choose a student, or leave out the test."
+        raise checks.error("private_test.share", test_share, "needs a student, whose accuracy is tested", fix)
     return RunConfig(
         dataset=LabelPrivacyDataset(source=dataset) if checks.boolean("labels_only", cfg.labels_only) else dataset,
         partition=instantiate_component(cfg, "partition", Partition),
@@ -143,7 +147,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         private_epsilon=instantiate_component(cfg, "private_epsilon", PrivateEpsilon | None),
         membership=instantiate_component(cfg, "membership", MembershipTest | None),
         labels=values["labels"],
-        private_test=checks.mapping("private_test", values["private_test"])["share"],
+        private_test=test_share,
         root=run_folders.check_root(values["paths"]["root"]),
         folder=folder,
         seed=values["seed"],

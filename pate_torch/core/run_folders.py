@@ -127,6 +127,11 @@ def _check_safe_name(name: object, key: str = "PATE_RUN_ID") -> str:
     return name
 
 
+def make_hex_id() -> str:
+    """Make a random id of 16 hexadecimal digits that starts with a letter, so that Hydra cannot read it as a number."""
+    return secrets.choice("abcdf") + secrets.token_hex(8)[1:]
+
+
 def check_hex_id(key: str, value: object) -> str:
     """Check for the id of teachers or of a release, 16 hexadecimal digits, so that an id cannot be a path."""
     if not re.fullmatch(r"[0-9a-f]{16}", str(value)):

@@ -144,11 +144,14 @@ def make_problems(
     order = make_numpy_generator(seed, "learn", "order").permutation(len(records))
     private_x, label_N = records.x.double().numpy()[order], records.y.numpy()[order]
     labels = [1] if spec.num_classes == 2 else list(range(spec.num_classes))
+    usable_N = None if records.usable_N is None else records.usable_N.numpy()[order]
     scaled_x = _add_intercept(facts, private_x) / compute_max_norm(facts)
+    if usable_N is not None:  # for a linear model, the loss of a point of zeros is the same for all parameters
+        scaled_x = scaled_x * usable_N[:, None]
     return [
         Problem(
             hypotheses=make_hypothesis_class(options.hypotheses, private_x.shape[1]),
-            sample=Sample(private_x, label_N == label),
+            sample=Sample(private_x, label_N == label, usable_N),
             public_x=facts.pool.x.double().numpy(),
             scaled_sample=Sample(scaled_x, label_N == label),
             options=replace(options, epsilon=options.epsilon / len(labels)),

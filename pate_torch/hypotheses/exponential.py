@@ -75,8 +75,8 @@ def certify(
         f"With probability {1 - failure:g}, the error of {subject} on new records is at most "
         f"{math.ceil(1000 * excess) / 10:g} percentage points above that of the best candidate. The best candidate has "
         f"the smallest error on new records among {num_candidates:,} rules, which public points determine. This holds "
-        f"for n = {n:,} private records that are independent draws from the population of the new ones. The theorem "
-        f"needs n >= {math.ceil(size):,} for its own promise ({theorem[1]})."
+        f"if all n = {n:,} private records can be used and are independent draws from the population of the new ones. "
+        f"The theorem needs n >= {math.ceil(size):,} for its own promise ({theorem[1]})."
     )
     facts = {"certificate": words, "excess_risk": excess, "probability": 1 - failure, "num_records": n}
     return facts | {"num_candidates": num_candidates, "theorem_num_records": math.ceil(size)}
@@ -119,7 +119,7 @@ def run_exponential_mechanism(
 
 def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample) -> Ints:
     """PRIVATE. Count the errors of each candidate. One replaced record changes each count by at most 1."""
-    return hypotheses.count_errors(candidates, sample.x, sample.y)
+    return hypotheses.count_errors(candidates, *sample.usable)
 
 
 def _choose(

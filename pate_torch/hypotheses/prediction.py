@@ -133,6 +133,6 @@ def _draw_stable_labels(
     for q, x in enumerate(x_Q):
         index = samples.draw_without_replacement(sample.n, subset_size, noise)
         candidates = hypotheses.enumerate_representatives(sample.x[index])
-        errors = hypotheses.count_errors(candidates, sample.x, sample.y)
+        errors = hypotheses.count_errors(candidates, *sample.usable)
         label_Q[q] = hypotheses.predict(candidates[draw_gumbel_max(-errors, gamma / 2, noise)], x[None])[0]
     return label_Q

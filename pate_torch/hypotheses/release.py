@@ -251,8 +251,8 @@ def _list_conditions(student: Student) -> list[str]:
 def _format_half_plane(names: Sequence[str], tail: list[float], head: list[float], is_always: bool) -> str:
     if tail == head:
         return "always" if is_always else "never"
-    normal = np.array([tail[1] - head[1], head[0] - tail[0]]) / math.dist(tail, head)
-    return f"{normal[0]:.6g} * {names[0]} {normal[1]:+.6g} * {names[1]} >= {normal @ tail:.6g}"
+    weights = np.array([tail[1] - head[1], head[0] - tail[0]]) / math.dist(tail, head)
+    return f"{weights[0]:.6g} * {names[0]} {weights[1]:+.6g} * {names[1]} >= {weights @ tail:.6g}"
 
 
 def _format_bounds(column: str, category: str | None, low: float, high: float, is_inside: bool) -> str:

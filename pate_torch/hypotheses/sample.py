@@ -49,10 +49,12 @@ class Sample:
     Attributes:
         x: Features, float64 [n, D].
         y: Labels, bool [n].
+        is_usable: Whether each record can be used, bool [n]. The others keep their place. None if all can be used.
     """
 
     x: Floats
     y: Bools
+    is_usable: Bools | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", check_points("sample.x", self.x))
@@ -67,8 +69,13 @@ class Sample:
     def n(self) -> int:
         return len(self.y)
 
+    @property
+    def usable(self) -> tuple[Floats, Bools]:
+        """Features and labels of the usable records, which alone can be errors."""
+        return (self.x, self.y) if self.is_usable is None else (self.x[self.is_usable], self.y[self.is_usable])
+
     def select(self, index: Ints | slice) -> Sample:
-        return Sample(self.x[index], self.y[index])
+        return Sample(self.x[index], self.y[index], None if self.is_usable is None else self.is_usable[index])
 
 
 def draw_without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:

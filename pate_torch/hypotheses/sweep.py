@@ -15,6 +15,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
 from pate_torch.core.progress import Stages
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.hypotheses.algorithms import make_problems
 from pate_torch.hypotheses.release import HypothesisMethod, make_logistic_student, make_rule_student
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning
@@ -47,7 +48,8 @@ def run_sweep(config: RunConfig, method: HypothesisMethod, sweep: str, repeats: 
         progress = stages(f"Learning by {method.algorithm_name}")
         for number, value in enumerate(values):
             size = checks.integer("n", int(value), low=1, high=len(all_private)) if key == "n" else len(all_private)
-            private = select(all_private, np.random.default_rng(config.seed).permutation(len(all_private))[:size])
+            order = make_numpy_generator(config.seed, "learn", "sweep").permutation(len(all_private))
+            private = select(all_private, order[:size])
             options = replace(method.options, epsilon=value) if key == "epsilon" else method.options
             facts = DatasetFacts.from_dataset(replace(data, private=private), config.partition)
             parts = make_problems(private, facts, options, config.seed, method.delta)

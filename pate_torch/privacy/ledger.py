@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -217,7 +216,7 @@ class Ledger:
             state = self.get_account(account)
             events = state.filter.choose_failures(events, state.total_cost)
             requested_cost = self.check_events(account, events, terms=terms, first_charge_only=first_charge_only)
-            reservation = Reservation(id=secrets.token_hex(8), reserved_events=events)
+            reservation = Reservation(id=run_folders.make_hex_id(), reserved_events=events)
             facts = {
                 "reservation": reservation.id,
                 **make_price_facts(events, requested_cost),

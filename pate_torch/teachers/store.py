@@ -32,7 +32,7 @@ from torch import Tensor
 from pate_torch.core import checks, files
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
 from pate_torch.core.progress import do_nothing
-from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
+from pate_torch.core.run_folders import hold_lock, make_hex_id, remove_partial_files, try_hold_lock
 from pate_torch.privacy.accounts import Account, held_out_error
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
@@ -268,7 +268,7 @@ class TeacherStore:
 
     def save(self, ensemble: TeacherEnsemble, identity: Identity, ledger_head: str | None = None) -> str:
         """PRIVATE. Store an ensemble, whole or not at all, and return its new random id."""
-        id_ = secrets.token_hex(8)
+        id_ = make_hex_id()
         temporary, trunk = self.folder / f".{id_}", ensemble.trunk
         tensors = {name: value.contiguous() for name, value in ensemble.params.items()}
         tensors[TRAINED_KEY] = ensemble.trained_K
@@ -389,7 +389,7 @@ class TeacherStore:
         The fingerprint is that of the records, or of the votes if there are no records. The ensemble is None if it is
         not stored.
         """
-        alias = secrets.token_hex(8)
+        alias = make_hex_id()
         with self.lock():
             path = create_private_folder(self.folder / "aliases") / f"{alias}.json"
             _write_json(path, {"ensemble": ensemble, "fingerprint": fingerprint})
@@ -430,7 +430,7 @@ class TeacherStore:
                     raise checks.error("private_test.share", share, problem)
             elif not share and (is_charged or not self.find_ledger_heads(name)):
                 path.unlink(missing_ok=True)
-            elif share and (rule is None or rule["share"] != share) and not self.find_ledger_heads(name):
+            elif share and (rule is None or (rule["share"] != share and not self.find_ledger_heads(name))):
                 rule = {"id": secrets.token_hex(8), "key": secrets.randbits(63), "share": share}
                 _write_json(create_private_folder(path.parent) / path.name, rule)
 

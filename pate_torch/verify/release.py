@@ -103,7 +103,7 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
     message = f"privacy.json fits version {folder.statement.get('schema_version')}"
     yield Check("schema", not faults, "; ".join(faults[:3]) or message)
     checks = (_check_words, _check_files, _check_record, _check_labels, _check_student, _check_mechanism, _check_claims)
-    for check in () if faults else (*checks, _check_test):
+    for check in () if faults else (*checks, _check_test, _check_certificate):
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
@@ -120,7 +120,8 @@ def _check_words(folder: ReleaseFolder) -> Check:
     values = re.findall(r"epsilon = ([\d.E+-]*\d)", headline) + re.findall(r"ε = ([\d.E+-]*\d)", guarantee["symbols"])
     is_rounded = [guarantee["epsilon"] <= float(value) <= 1.02 * guarantee["epsilon"] + 1e-3 for value in values]
     texts = [guarantee["symbols"], *guarantee["plain_words"], *statement["assumptions"], *statement["not_covered"]]
-    texts += [statement["trust"]["in_words"], (statement["utility"]["private_test"] or {"in_words": ""})["in_words"]]
+    utility, texts = statement["utility"], [*texts, statement["trust"]["in_words"]]
+    texts += [(utility["private_test"] or {}).get("in_words", ""), utility.get("model", {}).get("certificate", "")]
     page, card = (_strip_markup((folder.path / name).read_text("utf-8")) for name in ("report.html", "README.md"))
     results = {
         "epsilon": len(values) == 2 and all(is_rounded),
@@ -247,7 +248,7 @@ def _check_mechanism(folder: ReleaseFolder) -> Check:
         return Check("mechanism", True, f"{name} is unknown, so its events are not checked", is_loose=True)
     groups = [part["events"] for part in folder.parts]
     results = {_format_event(cost): any(_covers(group, cost, costs) for group in groups) for cost in costs}
-    if name in VOTE_MECHANISMS:
+    if name in VOTE_MECHANISMS and run["num_teachers"]:
         sensitivity = run["sensitivity"] and run["sensitivity"]["l2"]
         results[f"sensitivity {sensitivity}"] = math.isclose(sensitivity or 0, SQRT2, rel_tol=RELATIVE_TOLERANCE)
     if name in SPARSE_VECTORS:  # their scale depends on epsilon, so epsilon is compared
@@ -289,7 +290,7 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
             return [screen, make_gaussian(SQRT2, parameters["sigma"], answers)]
         case "laplace":
             return [make_pure(1 / parameters["sigma"], 2 * queries)]
-        case "exponential" if "hypotheses" not in parameters:  # the algorithm of pate learn has the same name
+        case "exponential" if run["num_teachers"]:  # the hypothesis of an algorithm has no teachers
             return [make_event("bounded_range", queries, eta=2 * SQRT2 / parameters["sigma"])]
         case "single_stable":
             return [make_pure(parameters["epsilon"], queries), make_event("delta", queries, delta=parameters["delta"])]
@@ -335,14 +336,20 @@ def _check_test(folder: ReleaseFolder) -> Iterator[Check]:
     (event,) = part["events"] or [{"mu": mu}]  # seeded noise has no price
     digest = hashlib.sha256((folder.path / "student.safetensors").read_bytes()).hexdigest()
     facts = json.loads((folder.path / "private_test.json").read_text("utf-8"))
-    words, (probability, limit) = re.findall(r"at least ([\d.]+) %", test["in_words"]), compute_test_failure(test)
+    words, (probability, limit) = re.findall(r"([\d.]+) %", test["in_words"]), compute_test_failure(test)
+    counts = np.array([np.sum(test["counts"], axis=0), *test["counts"]])
+    n, noise_std = np.maximum(1, counts.sum(1)), test["sigma"] * np.sqrt([len(counts) - 1] + [1] * (len(counts) - 1))
+    p = np.clip(counts[:, 0] / n, 0, 1)
+    std = np.sqrt((p * n + 1) * (n - p * n + 1) / (n + 2) ** 2 / n + (noise_std / n) ** 2 * (p**2 + (1 - p) ** 2))
     results = {
         "private_test.json": facts == {key: test[key] for key in facts} and "student_sha256" in facts,
         "price": math.isclose(event["mu"] if "mu" in event else math.sqrt(2 * event["rho"]), mu, rel_tol=1e-9),
         "student": digest == test["student_sha256"] == (digest if test["multiple"] != 1 else test["tested_sha256"]),
         "number of units": (test["num_units"] is not None) == replaces_one,
         "bound": not test["bound"] or probability <= limit * (1 + 1e-6),
+        "estimates": np.allclose(np.stack([p, std], 1), [test["accuracy"], *test["recalls"]], rtol=1e-9),
         "words": float(words[0]) <= 100 * test["bound"] + 1e-9,
+        "estimate in words": words[1:3] == [f"{100 * value:.1f}" for value in test["accuracy"]],
     }
     message = (
         f"accuracy {test['bound']:.6g} with probability {test['confidence']:g}, number {test['number']} of the account"
@@ -363,6 +370,24 @@ def compute_test_failure(test: Mapping[str, Any]) -> tuple[float, float]:
     excess_K = np.arange(n + 1) - n * p - (1 - p) * right + p * wrong + 0.5
     tail = binom.pmf(np.arange(n + 1), n, p) @ norm.cdf(excess_K, scale=std * math.hypot(p, 1 - p))
     return max(p**n, float(tail)), failure
+
+
+def _check_certificate(folder: ReleaseFolder) -> Iterator[Check]:
+    """Check the certificate of a hypothesis, the sum of the terms of docs/learn.md at the reserved epsilon."""
+    if (words := (model := folder.statement["utility"].get("model", {})).get("certificate")) is None:
+        return
+    n, size, excess = model["num_records"], model["num_candidates"], 0.0
+    if events := [e for part in folder.parts for e in part["events"]]:  # none with one candidate, or with seeded noise
+        b = (1 - model["probability"]) / (3 * sum(e["count"] for e in events))
+        excess = 2 * math.log(size / b) / (min(e["eta"] for e in events) * n)
+        excess = min(1, excess + math.sqrt(math.log(size / b) / (2 * n)) + math.sqrt(-math.log(b) / (2 * n)))
+    terms = f"probability {model['probability']:g}", f"among {size:,} rules", f"n = {n:,} private records"
+    (percent,) = re.findall(r"at most ([\d.]+) percentage points", words)
+    results = {
+        "excess_risk": math.isclose(model["excess_risk"], excess, rel_tol=1e-9) or not folder.statement["private"],
+        "words": float(percent) >= 100 * model["excess_risk"] - 1e-9 and all(term in words for term in terms),
+    }
+    yield make_check("model", results, "does not fit its certificate", f"excess error {excess:.6g}, {terms[0]}")
 
 
 def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:

@@ -222,7 +222,7 @@ def test_without_a_reserve_the_error_names_the_kind_of_account():
 def test_an_account_opened_for_dp_sgd_charges_the_dominating_gaussian_if_there_is_one():
     assert filter_of(RUN).kind == filter_of(RUN, GaussianEvent(mu=0.1)).kind == "gdp"
     assert filter_of(RUN, delta_reserve=0.0).kind == filter_of(RUN, PureDPEvent(epsilon=0.1)).kind == "rdp"
-    assert filter_of(replace(RUN, rate=0.9, noise_multiplier=0.2, steps=2), epsilon=100).kind == "rdp"
+    assert filter_of(replace(RUN, rate=1.0, noise_multiplier=0.1, steps=1000), epsilon=1e6).kind == "rdp"
 
 
 def test_an_rdp_filter_charges_dp_sgd_at_its_order_without_a_failure():

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from pate_torch import PATE, PATEClassifier
+from pate_torch.core.formatting import format_epsilon
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.feasibility import LowSignalWarning
 from pate_torch.privacy.ledger import find_account
@@ -122,10 +123,10 @@ def test_a_fit_tells_its_charge_and_the_total_of_the_account(method, make, tmp_p
     assert capsys.readouterr().out == "" and first.total_.epsilon == pytest.approx(2.0, rel=1e-3)
     second = make(1.0, method=method, allow_refit=True, verbose=True).fit(X, Y, public=PUBLIC)
     total = find_account(tmp_path, "clouds").guarantee
-    condition = "if its releases were planned in advance, else its cap 30"
-    line = (
-        rf"charged 1\.000; account total {total.epsilon:.2f}\d {condition}; ledger at {tmp_path}/ledger.sqlite {terms}"
+    total_words = (
+        f"account total {format_epsilon(total.epsilon)} if its releases were planned in advance, else its cap 30"
     )
+    line = rf"charged 1\.000; {total_words}; ledger at {tmp_path}/ledger.sqlite {terms}"
     assert re.fullmatch(f"  {line}", capsys.readouterr().out.splitlines()[-1])
     assert second.total_ == total and 2 < total.epsilon < 3
     assert re.fullmatch(line, caplog.messages[-1]) and len(caplog.messages) == 6

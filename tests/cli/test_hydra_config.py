@@ -36,10 +36,10 @@ def test_a_file_of_the_user_is_an_option_and_may_not_have_the_name_of_a_componen
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [
-        ((), 1511),  # 20 * 604,388 / 250 / 32, rounded up
-        (("num_teachers=500",), 756),
-        (("recommended.batch_size=64", "recommended.passes=40"), 1511),
-        (("dataset.private=302194",), 756),
+        ((), 3022),  # 40 * 604,388 / 250 / 32, rounded up
+        (("num_teachers=500",), 1511),
+        (("recommended.batch_size=64", "recommended.passes=20"), 756),
+        (("dataset.private=302194",), 1511),
         (("dataset.extra=false",), 600),
         (("num_teachers=0",), 600),
     ],
@@ -56,6 +56,12 @@ def test_a_wrong_setting_of_the_data_set_is_refused_by_its_own_key(tmp_path, mon
     for setting in ("dataset.extra=perhaps", "dataset.test=0"):
         outcome = train(tmp_path, "dataset=svhn", setting, monkeypatch=monkeypatch, base=["quiet=true"])
         assert outcome.error.startswith(setting.split("=")[0])
+
+
+def test_a_private_test_without_a_student_is_refused(tmp_path, monkeypatch):
+    outcome = train(tmp_path, "private_test.share=0.1", "student=none", monkeypatch=monkeypatch, base=["quiet=true"])
+    assert outcome.error.startswith("private_test.share=0.1: needs a student")
+    assert not (tmp_path / "ledger.sqlite").exists()
 
 
 def test_a_sweep_runs_each_value(tmp_path, monkeypatch):

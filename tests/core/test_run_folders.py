@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pate_torch.core import run_folders
 from pate_torch.core.run_folders import get_home_folder, get_runs_folder, get_user_store, hold_lock, try_hold_lock
@@ -194,3 +195,15 @@ def test_unfinished_files_of_the_store_are_removed(tmp_path):
     names = {str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.name != "README"}
     assert names == {".fingerprint_key", "accounts", "accounts/digits.json", "a" * 16, f"{'a' * 16}/votes"}
     assert store.compute_keyed_digest(b"x") == key
+
+
+def test_an_id_is_never_read_as_a_number_by_the_command_line():
+    parser = OverridesParser.create()
+    ids = [run_folders.make_hex_id() for _ in range(2000)]
+    assert (
+        len(set(ids)) == 2000
+        and {id_ for id_ in ids if not isinstance(parser.parse_override(f"k={id_}").value(), str)} == set()
+    )
+    for id_ in ids[:20]:
+        assert run_folders.check_hex_id("teachers", id_) == id_
+    assert not isinstance(parser.parse_override("k=5882e74772114871").value(), str)  # what must not be drawn

@@ -1,10 +1,13 @@
 """The algorithms of ``pate learn``: their problems, prices and sizes, and audits on two tiny neighbors."""
 
+import itertools
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PureDPEvent
@@ -47,6 +50,29 @@ def test_a_replaced_record_moves_no_other():
         assert (scaled_differ == (one.sample.x != other.sample.x).any(1)).all()
         changed.add(int(differ.argmax()))
     assert len(changed) == 1 and sum(p.options.epsilon for p in left) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_unusable_record_is_no_error_of_any_rule(name):
+    """What is drawn does not depend on the class that stands in its place, and does where the record is usable."""
+    generator = np.random.default_rng(0)
+    x, is_usable = generator.random((400, 2)), np.arange(400) < 100
+    learned = {}
+    for marks, filler in itertools.product((True, False), (0, 1)):
+        data = data_of(x, np.where(is_usable, x[:, 0] > 0.5, filler).astype(int))
+        private = replace(data.private, usable_N=torch.from_numpy(is_usable)) if marks else data.private
+        options = LearnOptions(epsilon=100.0, alpha=0.2, points=20)
+        (part,) = make_problems(private, facts_of(data), options, 0, 1e-5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            learned[marks, filler] = str(ALGORITHMS[name].learn(part, DryRunNoise(insecure_seed=1)))
+        if marks and name == "exponential":
+            candidates = part.make_quantile_hypotheses()
+            rows = x[is_usable], x[is_usable, 0] > 0.5
+            brute_force = [int((part.hypotheses.predict(h, rows[0]) != rows[1]).sum()) for h in candidates]
+            assert exponential.count_errors(part.hypotheses, candidates, part.sample).tolist() == brute_force
+    assert learned[True, 0] == learned[True, 1]
+    assert learned[False, 0] != learned[False, 1]
 
 
 def test_a_finite_class_has_cuts_of_every_feature():

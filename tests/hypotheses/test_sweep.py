@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.hypotheses.algorithms import LearnOptions, make_problems
 from pate_torch.hypotheses.release import HypothesisMethod
 from pate_torch.hypotheses.sweep import run_sweep, write_sweep
@@ -29,7 +30,7 @@ def method_of(name="exponential", **options):
 def expected_risk(config, options, size=None):
     """The mean risk on the records and on the test records under the exact law of the exponential mechanism."""
     data = config.dataset.load()
-    order = np.random.default_rng(config.seed).permutation(len(data.private))[:size]
+    order = make_numpy_generator(config.seed, "learn", "sweep").permutation(len(data.private))[:size]
     private = select(data.private, order)
     facts = DatasetFacts.from_dataset(replace(data, private=private), ReplaceOne())
     (part,) = make_problems(private, facts, options, config.seed, 1e-4)

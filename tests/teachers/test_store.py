@@ -292,6 +292,15 @@ def test_a_rule_without_a_charge_can_be_changed_but_not_where_the_ledger_is_lost
         assert store.find_test_rule("a") == rule
 
 
+def test_teachers_that_were_trained_before_the_test_do_not_prevent_it(store, ensemble):
+    """A stored ensemble is no charge. Without a rule, the test would be charged and would test no unit."""
+    store.fix_private_test("a", 0, None)
+    store.save(ensemble, identify(store, dataset="a"), "head")
+    assert store.find_ledger_heads("a")
+    store.fix_private_test("a", 0.25, None)
+    assert store.find_test_rule("a")["share"] == 0.25
+
+
 def test_held_out_units_are_those_of_the_account_alone(store):
     rows = make_rows(torch.arange(400.0)[:, None])
     training, test, rule_id = store.hold_out_units("a", rows, "add_remove")

@@ -187,11 +187,62 @@ def test_a_private_test_passes_and_every_lie_about_it_is_found(tested_home, tmp_
         "another number": {"number": 2},
         "another reservation": {"id": "0" * 16},
         "rounded up": {"in_words": test["in_words"].replace("at least ", "at least 1")},
+        "a better estimate": {"accuracy": [test["accuracy"][0] + 0.01, test["accuracy"][1]]},
+        "a surer estimate": {"accuracy": [test["accuracy"][0], 0.5 * test["accuracy"][1]]},
+        "a better recall": {"recalls": [[1.0, 0.001], *test["recalls"][1:]]},
     }
     for number, (lie, changes) in enumerate(lies.items()):
         home = shutil.copytree(tested_home, tmp_path / str(number))
         change_test(home / "runs" / "blobs" / "gaussian" / "first" / "release", **changes)
         assert "FAILS" in said(home / "runs" / "blobs" / "gaussian" / "first" / "release").values(), lie
+
+
+def test_a_better_estimate_in_words_is_found(tested_home, tmp_path):
+    """The same lie in every file that holds the sentence."""
+    home = shutil.copytree(tested_home, tmp_path / "home")
+    release = home / "runs" / "blobs" / "gaussian" / "first" / "release"
+    for name in ("privacy.json", "README.md", "report.html"):
+        text = (release / name).read_text()
+        lie = re.sub(r"\(estimate [\d.]+(.)%", r"(estimate 99.9\1%", text)
+        assert lie != text
+        (release / name).write_text(lie)
+    mend(release)
+    assert [name for name, status in said(release).items() if status == "FAILS"] == ["test"]
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 0.3])
+def test_a_hypothesis_passes_and_every_lie_about_its_certificate_is_found(epsilon, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).random((500, 2))
+    for name, part in (("private", rows[:400]), ("public", rows[400:])):
+        lines = [f"{x:.4f},{z:.4f},{'yes' if x > 0.5 else 'no'}" for x, z in part]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,z,label", *lines]) + "\n")
+    words = "exponential private.csv dataset.public_path=public.csv dataset.label=label dataset.name=people quiet=true"
+    assert pate(["learn", *f"{words} dataset.classes=[no,yes] --epsilon {epsilon} --below-guarantee".split()]) == 0
+    release = release_of(tmp_path)
+    honest = said(release)
+    assert honest.pop("mechanism") == "loose" and set(honest.values()) == {"ok"}
+    model = json.loads((release / "privacy.json").read_text())["utility"]["model"]
+    percent = re.search(r"at most ([\d.]+) percentage points", model["certificate"])[1]
+    texts = {name: (release / name).read_text() for name in ("privacy.json", "README.md", "report.html")}
+    lies = {
+        "excess_risk": {"excess_risk": 0.9 * model["excess_risk"]},
+        "probability": {"probability": 0.99},
+        "records": {"num_records": 2 * model["num_records"]},
+        "in words": {"certificate": model["certificate"].replace(f"most {percent}", f"most {float(percent) / 2:g}")},
+        "without numbers": {"excess_risk": None},
+    }
+    for lie, changes in lies.items():
+        privacy = json.loads(texts["privacy.json"])
+        privacy["utility"]["model"] |= changes
+        if lie == "without numbers":
+            del privacy["utility"]["model"]["excess_risk"]
+        for name in ("README.md", "report.html"):
+            (release / name).write_text(texts[name].replace(f"most {percent}", f"most {float(percent) / 2:g}")
+                                        if lie == "in words" else texts[name])  # fmt: skip
+        mend(release, privacy_json=privacy)
+        assert {"model", "certificate"} & {name for name, status in said(release).items() if status == "FAILS"}, lie
 
 
 def test_a_bound_above_that_of_the_counts_is_found_without_the_ledger(tested_home, tmp_path):
