@@ -258,7 +258,7 @@ class RunConfig:
             students = {f"selection.candidates.{name}": c for name, c in self.selection.candidates.items()}
         is_testable = self.labels is None and not self.method.releases_model and facts.unit != LABEL_UNIT
         if self.private_test and not (is_testable and all(a.has_linear_output for a in students.values())):
-            problem = "needs new labels by records that are no public points, and a student whose last layer is linear"
+            problem = "does not go with labels of an earlier release, DP-SGD, labels_only, or student=label_spreading"
             raise checks.error("private_test.share", self.private_test, problem, "Leave out the test.")
         for key, algorithm in students.items():
             with checks.prefixed_errors(key):

@@ -348,5 +348,5 @@ def test_a_test_that_cannot_be_made_is_refused_before_the_charge(changes, tmp_pa
     if "labels" in changes:
         pipeline.run(changed(plan, private_test=0.0))
         changes = {"labels": summary(plan)["release_id"], "folder": plan.folder.parent / "second"}
-    with pytest.raises(ValueError, match=r"private_test\.share=0\.3: needs|first charge"):
+    with pytest.raises(ValueError, match=r"private_test\.share=0\.3: does not go with labels|first charge"):
         pipeline.run(replace(plan, **changes))

@@ -133,6 +133,7 @@ def _describe_account(account: Account) -> dict[str, Any]:
         "account": account.name,
         "epsilon_charged": account.guarantee and account.guarantee.epsilon,
         "epsilon_charged_ex_post": account.ex_post_guarantee and account.ex_post_guarantee.epsilon,
+        "epsilon_against_cap": account.filter.to_epsilon(account.total_cost),
         **{key: getattr(account, key) for key in ("noise", "budget_epsilon", "delta", "adjacency", "unit")},
         **{"filter": account.filter.kind, "order": account.filter.order},
         "delta_reserve": account.filter.delta_reserve,
@@ -153,6 +154,8 @@ def _format_table(accounts: Sequence[Account]) -> list[str]:
         counts = (account.num_releases, account.num_open)
         lines.append(row.format(_truncate(account.name, 16), *epsilons, *terms, *counts))
         notes = [f"{account.adjacency}, unit {account.unit}"]
+        if used_epsilon := account.filter.to_epsilon(account.total_cost):
+            notes += [f"{format_epsilon(used_epsilon)} counts against the cap"]
         notes += ["closed"] if account.is_closed else []
         if account.guarantee is not None and account.guarantee.route == DELTA_ONLY_ROUTE:
             notes += [f"only delta is spent: {account.total_cost.delta:.3g}"]

@@ -257,7 +257,8 @@ def _make_pilot(options: PilotConfig, base: RunConfig, fixed_settings: Settings)
     are_other_files = facts.paths and private_paths and not facts.paths & private_paths
     is_same = facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files)
     if is_same and source is not planned:
-        raise refuse("must not hold the private records of the plan: both data sets need a different dataset.path")
+        rule = "must not hold the private records: dataset.path must name another file, which need not be here"
+        raise refuse(rule)
     if not facts.is_benchmark:
         raise refuse("must be declared as public, because a plan reads no private record")
     if planned_facts.num_private is None:

@@ -127,12 +127,11 @@ def explain_theory(shard: ShardDiagnosis, lead: float | None, m: int, epsilon: f
     if shard.voting == "harms":
         notes.append("Voting harms here: try larger shards, another teacher, or method=gradients, which has no vote.")
     if lead is not None and lead < K:
-        notes.append(f"A lead of {lead:.3g} is above that of {100 * shard.nu[int(lead / K * 50)]:.0f} % of the points.")
+        percent = 100 * shard.nu[int(lead / K * 50)]
+        notes.append(f"On {percent:.0f} % of the points, the lead is below the {lead:.3g} votes of a useful label.")
     terms = {"epsilon": epsilon, "delta": delta, "gamma": 0.05}
     curve = zip(shard.nu[1:], XI[1:].tolist(), strict=True)
     proofs = [compute_proposition_18(m, nu=nu, xi=xi, **terms) for nu, xi in curve]
     T, needed = min((proof for proof in proofs if proof[0] < m), key=lambda proof: proof[1], default=(m, 0))
-    promise = (
-        f"that the sparse vector answers all but {T} of {m} questions with {needed:,} such teachers; there are {K}"
-    )
+    promise = f"that the sparse vector answers {m - T} of {m} questions with {needed:,} such teachers; there are {K}"
     return [*notes, f"LZCW21 Proposition 18 promises {promise if needed else 'no answer to the sparse vector'}."]

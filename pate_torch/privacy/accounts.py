@@ -373,8 +373,9 @@ def budget_exceeded_error(
         )
     else:
         cause = (
-            f"epsilon {spent_epsilon:.6g} is spent, this release alone costs {requested_epsilon:.6g}, and both together"
-            f" ({total_epsilon:.6g}) pass the cap {account_filter.epsilon:.6g} at delta={account_filter.delta:g}"
+            f"by its filter ({account_filter.kind}), epsilon {spent_epsilon:.6g} is spent, this release alone costs"
+            f" {requested_epsilon:.6g}, and both together ({total_epsilon:.6g}) pass the cap"
+            f" {account_filter.epsilon:.6g} at delta={account_filter.delta:g}"
         )
         if account_filter.delta_reserve:
             cause += f", of which {account_filter.delta_reserve:.2g} is reserved for failures"

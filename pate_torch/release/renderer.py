@@ -356,4 +356,4 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
         yield "", report.majority_warning
     if report.evaluation.private_test is not None:
         yield "Private test", str(report.evaluation.private_test).capitalize()
-        yield "  Recall", ", ".join(statement.list_paragraphs("recalls", report)[:MAX_CLASSES])
+        yield "  Recall", "; ".join(statement.list_paragraphs("recalls", report)[:MAX_CLASSES])

@@ -39,7 +39,7 @@ FILES = {
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
     "sanitised.json": "The data-dependent price with added noise, whose cost was charged to the account.",
-    "private_test.json": "Noisy numbers of held-out units on which the student is right, by class, which were charged.",
+    "private_test.json": "Noisy numbers of held-out units on which the student is right and wrong, by class; charged.",
     "release.json": "The questions, the method that answered them, and the price.",
     "labels.csv": "The questions and the released labels; -1 means no answer. Another student can be trained on these "
     "labels and the public points. If release.json has the key points, it says how to find the points by name.",

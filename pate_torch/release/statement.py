@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-from decimal import ROUND_FLOOR, Decimal
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -139,12 +138,8 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     if claim.epsilon_charged_ex_post not in (None, total):
         scope = "The part of the total that all releases spent."
         lines.append(EpsilonLine("All spent (ex post)", claim.epsilon_charged_ex_post, "composed", scope, EX_POST_NOTE))
-    cap, left = claim.budget_epsilon, ""
-    if cap is not None and total is not None:  # rounded down
-        difference = max(Decimal(0), Decimal(repr(float(cap))) - Decimal(repr(float(total))))
-        left = f"{difference.quantize(Decimal('0.001'), rounding=ROUND_FLOOR)} of the cap is left."
     scope = "The largest total that is allowed. A release that would exceed it is refused."
-    lines.append(EpsilonLine("Cap", cap, "set by the owner", scope, left))
+    lines.append(EpsilonLine("Cap", claim.budget_epsilon, "set by the owner", scope))
     return tuple(lines)
 
 

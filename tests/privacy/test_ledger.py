@@ -22,6 +22,7 @@ from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, LaplaceEvent, PureDPEvent, ZCDPEvent
 from pate_torch.cli.ledger import main
+from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.chain import LedgerError
 from pate_torch.privacy.ledger import Ledger, get_default_path
@@ -80,6 +81,22 @@ def test_releases_compose_by_mu_squared(ledger):
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
     assert account.total_cost.scalar == pytest.approx(180 * MU**2, rel=1e-12)
     assert account.filter.capacity == pytest.approx(gdp.compute_mu(4.0, 9e-6) ** 2, rel=1e-9)
+
+
+def test_show_tells_what_counts_against_the_cap(path, capsys):
+    """A filter of one order counts more than the claim, by the conversion of Canonne, Kamath & Steinke 2020."""
+    with Ledger(path) as ledger:
+        plan = (PureDPEvent(epsilon=2.0),)
+        account = ledger.open_account("svhn", **TERMS, planned_events=plan)
+        answers = [GaussianEvent(mu=MU, count=20)]
+        ledger.commit(ledger.reserve("svhn", answers, **FACTS), answers)
+        a, claim = account.filter.order, ledger.get_account("svhn").guarantee.epsilon
+    counts = a * 20 * MU**2 / 2 + math.log1p(-1 / a) - (math.log(9e-6) + math.log(a)) / (a - 1)
+    assert main(["show", "--json", "--path", str(path)]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["accounts"]
+    assert shown["epsilon_against_cap"] == pytest.approx(counts, rel=1e-9) != pytest.approx(claim, rel=1e-3)
+    assert main(["show", "--path", str(path)]) == 0
+    assert f"; {format_epsilon(counts)} counts against the cap" in capsys.readouterr().out
 
 
 def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):

@@ -54,12 +54,6 @@ def test_plain_words_quote_the_attack_bound_rounded_up():
     assert 0 <= percent / 100 - statement.compute_attack_bound(demo().claim.epsilon, 1e-5, 0.01) < 1e-3
 
 
-@pytest.mark.parametrize(("cap", "charged", "left"), [(4.0, 2.2, "1.800"), (4.0, 2.2001, "1.799"), (2.0, 2.2, "0.000")])
-def test_the_budget_left_is_rounded_down(cap, charged, left):
-    line = statement.list_epsilon_lines(demo(budget_epsilon=cap, epsilon_charged=charged))[-1]
-    assert line.note == f"{left} of the cap is left."
-
-
 METHODS = {
     "teachers": lambda unit: teacher_votes.describe(250, unit),
     "teachers, one trained again": lambda unit: teacher_votes.describe(250, unit, counts=True, retrains_one=True),
