@@ -425,14 +425,14 @@ class TeacherStore:
             if account is not None and is_charged and (account.held_out or share):
                 if not account.held_out or rule is None:
                     raise held_out_error(account)
-                if share not in (0, rule["share"]):
-                    problem = f"must be {rule['share']}, which is fixed for this account"
-                    raise checks.error("private_test.share", share, problem)
             elif not share and (is_charged or not self.find_ledger_heads(name)):
                 path.unlink(missing_ok=True)
             elif share and (rule is None or (rule["share"] != share and not self.find_ledger_heads(name))):
                 rule = {"id": secrets.token_hex(8), "key": secrets.randbits(63), "share": share}
                 _write_json(create_private_folder(path.parent) / path.name, rule)
+            if share and rule is not None and rule["share"] != share:
+                problem = f"must be {rule['share']}, which is fixed for this account"
+                raise checks.error("private_test.share", share, problem)
 
     def find_test_rule(self, name: str) -> dict[str, Any] | None:
         """PRIVATE. Read the id, the share and the key of ``fix_private_test``. None if no units are held out."""

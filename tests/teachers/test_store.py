@@ -287,9 +287,10 @@ def test_a_rule_without_a_charge_can_be_changed_but_not_where_the_ledger_is_lost
     rule = store.find_test_rule("a")
     assert rule["share"] == 0.3
     store.record_charge("a", None, "head")
-    for share in (0.2, 0):
-        store.fix_private_test("a", share, None)  # the account is refused later, because its ledger is missing
-        assert store.find_test_rule("a") == rule
+    with pytest.raises(ValueError, match=r"share=0.2: must be 0.3, which is fixed for this account"):
+        store.fix_private_test("a", 0.2, None)
+    store.fix_private_test("a", 0, None)  # the account is refused later, because its ledger is missing
+    assert store.find_test_rule("a") == rule
 
 
 def test_teachers_that_were_trained_before_the_test_do_not_prevent_it(store, ensemble):

@@ -437,7 +437,7 @@ FOUND = {
         "mechanism",
         lambda liar: liar.fact({**liar.record["sensitivity"], "l2": 1.0}, "mechanism.sensitivity", "", "sensitivity"),
     ),
-    "the cap for a price": ("guarantee part account", claim_the_cap_for_a_price),
+    "the cap for a price": ("guarantee part", claim_the_cap_for_a_price),
     "the cap where one release needs none": ("guarantee", claim_the_cap_where_one_release_needs_none),
     "the cap for all releases alone": ("account", claim_the_cap_for_all_releases_alone),
     "other public points": ("record", lambda liar: liar.record.update(pool_sha256="0" * 64)),
