@@ -46,7 +46,7 @@ AFTER_A_FIT = {
     "over the cap": (
         {"epsilon": 9.0, "allow_refit": True},
         {},
-        r"account='clouds': by its filter .gdp., epsilon 4.02.* is spent.*pass the cap 10.*, of which 1e-06 is reserved",
+        r"account=.clouds.: by its filter .gdp., epsilon 4.02.* is spent.*pass the cap 10.*, of which 1e-06 is",
     ),
     "another delta": ({"delta": 1e-6, "allow_refit": True}, {}, "delta=1e-06: account 'clouds' was opened with 1e-05"),
     "replace": ({"adjacency": "replace_one", "allow_refit": True}, {}, "adjacency='replace_one': account 'clouds' was"),
