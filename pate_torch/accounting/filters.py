@@ -71,6 +71,26 @@ class FilterCost:
         return FilterCost(math.fsum(cost.scalar for cost in costs), math.fsum(cost.delta for cost in costs))
 
 
+_UNITS_PER_ONE = 2**1074
+"""Every float is an integer number of units of the smallest positive float, 2^-1074."""
+
+
+@dataclass(frozen=True)
+class ExactCost:
+    """A running sum of costs as integers, which rounds once, to the float of ``FilterCost.from_sum``."""
+
+    scalar_units: int = 0
+    delta_units: int = 0
+
+    def add(self, cost: FilterCost, sign: int = 1) -> ExactCost:
+        """Return the sum with this cost, or without this cost if ``sign`` is -1."""
+        units = [sign * n * (_UNITS_PER_ONE // d) for n, d in map(float.as_integer_ratio, (cost.scalar, cost.delta))]
+        return ExactCost(self.scalar_units + units[0], self.delta_units + units[1])
+
+    def round(self) -> FilterCost:
+        return FilterCost(self.scalar_units / _UNITS_PER_ONE, self.delta_units / _UNITS_PER_ONE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacyFilter:
     """A cap of (epsilon, delta) and the quantity that enforces the cap.

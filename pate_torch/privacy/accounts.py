@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import UserDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,7 @@ from pate_torch.accounting.events import (
     merge_events,
     to_json,
 )
-from pate_torch.accounting.filters import FilterCost, PrivacyFilter
+from pate_torch.accounting.filters import ExactCost, FilterCost, PrivacyFilter
 from pate_torch.core import checks
 from pate_torch.core.formatting import format_delta
 from pate_torch.privacy.chain import LedgerEntry, LedgerError
@@ -89,6 +90,21 @@ class Charge:
     num_resumptions: int = 0
 
 
+class Charges(UserDict[str, Charge]):
+    """Charges by reservation id, in order, with their exact sum."""
+
+    total = ExactCost()
+
+    def __setitem__(self, identity: str, charge: Charge) -> None:
+        before = self.data.get(identity)
+        total = self.total if before is None else self.total.add(before.charged_cost, -1)
+        self.total = total.add(charge.charged_cost)
+        self.data[identity] = charge
+
+    def __delitem__(self, identity: str) -> None:
+        raise TypeError("charges: a charge is never deleted")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Account:
     """The fixed terms of an account and its charges.
@@ -111,7 +127,7 @@ class Account:
     noise: str
     held_out: str = ""
     is_closed: bool = False
-    charges: dict[str, Charge] = field(default_factory=dict)
+    charges: Charges = field(default_factory=Charges)
 
     @property
     def budget_epsilon(self) -> float:
@@ -148,7 +164,7 @@ class Account:
     @property
     def total_cost(self) -> FilterCost:
         """Sum of the charges, in the quantity that the filter tracks."""
-        return FilterCost.from_sum(charge.charged_cost for charge in self.charges.values())
+        return self.charges.total.round()
 
     @property
     def reserved_events(self) -> tuple[PrivacyEvent, ...]:
@@ -265,7 +281,7 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
                 )
     except LedgerError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise LedgerError(
             f"ledger: is damaged: entry {entry.seq} ({entry.kind}) does not add up: {error}. Keep the file, and restore"
             " a backup."
@@ -318,7 +334,7 @@ def _parse_events(facts: dict[str, Any]) -> tuple[PrivacyEvent, ...]:
 def _parse_price(
     account: Account, facts: dict[str, Any], recompute: bool
 ) -> tuple[tuple[PrivacyEvent, ...], FilterCost]:
-    events, cost = _parse_events(facts), FilterCost(facts["scalar"], facts["failure"])
+    events, cost = _parse_events(facts), FilterCost(float(facts["scalar"]), float(facts["failure"]))
     if recompute:
         computed_cost = account.filter.compute_cost(events)
         is_equal = is_within(cost, computed_cost) and is_within(computed_cost, cost)

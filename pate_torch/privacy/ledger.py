@@ -18,6 +18,7 @@ all releases together, even if each release was chosen after the earlier ones. T
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -146,17 +147,14 @@ class Ledger:
 
     def get_account(self, name: str) -> Account:
         """Return the present state of an account. Raises LedgerError if no account has this name."""
-        accounts = {account.name: account for account in self.list_accounts()}
-        if name not in accounts:
-            names = ", ".join(accounts) or "none yet"
-            raise LedgerError(f"account={name!r}: there is no account of this name (accounts: {names}). Open it first.")
-        return accounts[name]
+        with self.exclusive_access():
+            return _copy_account(self._find_account(name))
 
     def list_accounts(self) -> tuple[Account, ...]:
         """Return all accounts, in the order in which they were opened."""
         with self.exclusive_access():
             self._catch_up()
-            return _copy(self._accounts)
+            return tuple(map(_copy_account, self._accounts.values()))
 
     def raise_cap(self, name: str, budget_epsilon: float, *, reason: str) -> Account:
         """Raise the cap of an account, which is its guarantee from then on, and record the reason.
@@ -167,7 +165,7 @@ class Ledger:
         checks.positive("budget_epsilon", budget_epsilon)
         _check_reason(reason)
         with self._chain.transaction():
-            cap = self.get_account(name).budget_epsilon
+            cap = self._find_account(name).budget_epsilon
             if budget_epsilon <= cap:
                 fix = "A cap cannot be lowered. Close the account to prevent further releases."
                 raise checks.error("budget_epsilon", budget_epsilon, f"must be above the present cap {cap!r}", fix)
@@ -179,7 +177,7 @@ class Ledger:
         """Close an account for new releases. Reserved releases can still be committed."""
         _check_reason(reason)
         with self._chain.transaction():
-            if self.get_account(name).is_closed:
+            if self._find_account(name).is_closed:
                 raise LedgerError(f"account={name!r}: is already closed.")
             self._chain.append("close", name, {"reason": reason})
         return self.get_account(name)
@@ -213,7 +211,7 @@ class Ledger:
         """
         checks.boolean("insecure", insecure)
         with self._chain.transaction():
-            state = self.get_account(account)
+            state = self._find_account(account)
             events = state.filter.choose_failures(events, state.total_cost)
             requested_cost = self.check_events(account, events, terms=terms, first_charge_only=first_charge_only)
             reservation = Reservation(id=run_folders.make_hex_id(), reserved_events=events)
@@ -242,16 +240,16 @@ class Ledger:
         with self.exclusive_access():
             if terms is not None:
                 self.check_terms(account, **terms)
-            state = self.get_account(account)
-        if state.is_closed:
-            raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
-        events = state.filter.choose_failures(events, state.total_cost)
-        requested_cost = state.filter.compute_cost(events)
-        if first_charge_only and state.has_release:
-            raise account_charged_error(state, compute_guarantee(events, state.delta).epsilon)
-        if not state.filter.admits(state.total_cost, requested_cost):
-            raise budget_exceeded_error(state, events, requested_cost)
-        return requested_cost
+            state = self._find_account(account)
+            if state.is_closed:
+                raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+            events = state.filter.choose_failures(events, state.total_cost)
+            requested_cost = state.filter.compute_cost(events)
+            if first_charge_only and state.has_release:
+                raise account_charged_error(state, compute_guarantee(events, state.delta).epsilon)
+            if not state.filter.admits(state.total_cost, requested_cost):
+                raise budget_exceeded_error(state, events, requested_cost)
+            return requested_cost
 
     def record(
         self,
@@ -299,7 +297,7 @@ class Ledger:
         release_id: str = "",
         digests: Mapping[str, str] | None = None,
         is_stopped: bool = False,
-    ) -> Account:
+    ) -> None:
         """Replace the reserved charge of a release by the events that it incurred, and record its files' SHA-256.
 
         ``is_stopped`` marks a release that its first answers stopped.
@@ -325,7 +323,6 @@ class Ledger:
             facts = {"reservation": identity, "release": release_id, **make_price_facts(events, charged_cost)}
             facts |= {"stopped": True} if is_stopped else {}
             self._chain.append("commit", account.name, {**(digests or {}), **facts})
-        return self.get_account(account.name)
 
     def get_charges(self, account: str) -> Mapping[str, Charge]:
         """Return every reservation of the account by its id, in order."""
@@ -374,7 +371,7 @@ class Ledger:
         accounts: dict[str, Account] = {}
         for entry in self._chain.read_all_entries():
             apply_entry(accounts, entry, recompute=True)
-        return _copy(accounts)
+        return tuple(accounts.values())
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy a consistent state of the ledger to a new file of mode 0600."""
@@ -390,10 +387,19 @@ class Ledger:
             self._accounts.clear()
             raise
 
+    def _find_account(self, name: str) -> Account:
+        """Return an account that later entries change, for use under ``exclusive_access``."""
+        self._catch_up()
+        if name not in self._accounts:
+            names = ", ".join(self._accounts) or "none yet"
+            raise LedgerError(f"account={name!r}: there is no account of this name (accounts: {names}). Open it first.")
+        return self._accounts[name]
+
     def _find_open_charge(self, reservation: Reservation | str) -> tuple[Account, str, Charge]:
         """Return account, id and charge of a reservation that is not committed."""
         identity = reservation if isinstance(reservation, str) else reservation.id
-        for account in self.list_accounts():
+        self._catch_up()
+        for account in self._accounts.values():
             if identity in account.charges:
                 if account.charges[identity].is_committed:
                     raise LedgerError(f"reservation={identity!r}: is already committed.")
@@ -402,7 +408,8 @@ class Ledger:
 
     def check_terms(self, name: str, *, budget_epsilon: float | None = None, **terms: Any) -> None:
         """Raise ValueError if terms differ from those of the account; a term of None is not checked."""
-        account = self.get_account(name)
+        with self.exclusive_access():
+            account = self._find_account(name)
         filter_terms = {"filter": account.filter.kind, "delta_reserve": account.filter.delta_reserve}
         for key, value in terms.items():
             stored = filter_terms[key] if key in filter_terms else getattr(account, key)
@@ -417,9 +424,9 @@ class Ledger:
             raise checks.error("budget_epsilon", budget_epsilon, problem, fix)
 
 
-def _copy(accounts: dict[str, Account]) -> tuple[Account, ...]:
-    """Copy accounts, so that later entries do not change them."""
-    return tuple(replace(account, charges=dict(account.charges)) for account in accounts.values())
+def _copy_account(account: Account) -> Account:
+    """Copy an account, so that later entries do not change the copy."""
+    return replace(account, charges=copy.copy(account.charges))
 
 
 def _check_reason(reason: str) -> None:

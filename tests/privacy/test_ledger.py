@@ -21,9 +21,10 @@ import pytest
 from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, LaplaceEvent, PureDPEvent, ZCDPEvent
+from pate_torch.accounting.filters import ExactCost, FilterCost
 from pate_torch.cli.ledger import main
 from pate_torch.core.formatting import format_epsilon
-from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.accounts import BudgetExceeded, Charges
 from pate_torch.privacy.chain import LedgerError
 from pate_torch.privacy.ledger import Ledger, get_default_path
 
@@ -64,8 +65,9 @@ def used(ledger: Ledger) -> float:
 def test_a_release_is_charged_exactly(ledger):
     assert ledger.get_account("svhn").guarantee.epsilon == 0 and ledger.get_account("svhn").guarantee.route == "none"
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
-    account = ledger.commit(reservation, PLAN, release_id="r1")
-    guarantee = ledger.get_account("svhn").guarantee
+    ledger.commit(reservation, PLAN, release_id="r1")
+    account = ledger.get_account("svhn")
+    guarantee = account.guarantee
     assert guarantee.epsilon == compute_guarantee(PLAN, 1e-5).epsilon == pytest.approx(2.4353597494239, rel=1e-12)
     facts = (guarantee.delta, guarantee.route, guarantee.adjacency, guarantee.unit)
     assert facts == (1e-5, "gdp", "add_remove", "record")
@@ -97,6 +99,26 @@ def test_show_tells_what_counts_against_the_cap(path, capsys):
     assert shown["epsilon_against_cap"] == pytest.approx(counts, rel=1e-9) != pytest.approx(claim, rel=1e-3)
     assert main(["show", "--path", str(path)]) == 0
     assert f"; {format_epsilon(counts)} counts against the cap" in capsys.readouterr().out
+
+
+def test_charging_replaying_and_verifying_take_no_sum_over_the_charges_before(path, ledger, monkeypatch):
+    """The number of costs that are added up grows by the same for each release: the total is exact and running."""
+    added, work = ExactCost.add, []
+    monkeypatch.setattr(ExactCost, "add", lambda total, *rest: work.append(1) or added(total, *rest))
+    monkeypatch.setattr(Charges, "__iter__", lambda charges: pytest.fail("every charge was read"))
+    for _ in range(30):
+        ledger.commit(ledger.reserve("svhn", [GaussianEvent(mu=MU, count=2)], **FACTS), [GaussianEvent(mu=MU)])
+    ledger.check_terms("svhn")
+    assert len(work) == 30 * 3  # the worst case in, and at the commit the worst case out and the incurred events in
+    with Ledger(path) as again:
+        again.verify()
+        assert len(work) == 30 * 9
+        assert again.get_account("svhn").total_cost == ledger.get_account("svhn").total_cost
+    monkeypatch.undo()
+    account = ledger.get_account("svhn")
+    assert account.total_cost == FilterCost.from_sum(charge.charged_cost for charge in account.charges.values())
+    with pytest.raises(TypeError, match="never deleted"):
+        account.charges.popitem()
 
 
 def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
@@ -474,6 +496,7 @@ def test_pages_that_hold_garbage_are_damage(path, ledger):
 
 # ---- damage ---------------------------------------------------------------------------------------------------------
 
+HUGE = {"reservation": "x", "failure": 0.0, "events": [], "insecure": False, **FACTS, "what": "labels"}
 GUARDS = {
     name: f"CREATE TRIGGER {name} BEFORE {act} ON entries BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
     for name, act in (("no_update", "UPDATE"), ("no_delete", "DELETE"))
@@ -539,6 +562,7 @@ def test_a_forged_price_shows_on_verify(path, ledger):
         ("commit", {"reservation": "none", "events": [], "scalar": 0.0, "failure": 0.0}, "does not add up"),
         ("raise_cap", {"budget_epsilon": 1.0}, "a cap only rises"),
         ("reserve", {"reservation": "x", "scalar": -1.0, "failure": 0.0, "events": [], "insecure": False}, "add up"),
+        ("reserve", {**HUGE, "scalar": 10**400}, "does not add up"),
         ("reserve", {"reservation": "x", "scalar": 0.0, "failure": 0.0, "events": [], "insecure": False}, "'what'"),
         ("open", {**TERMS, "filter": "gdp", "order": None, "delta_reserve": 0.0}, "'noise'"),
     ],

@@ -152,7 +152,8 @@ def test_every_mechanism_is_charged_to_one_account_in_any_order(order, tmp_path)
         ledger.open_account("clinic", **terms, planned_events=RELEASES[names[0]])
         for name in names:
             reservation = ledger.reserve("clinic", RELEASES[name], fingerprint="", mechanism=name, run=name)
-            account = ledger.commit(reservation, reservation.reserved_events)
+            ledger.commit(reservation, reservation.reserved_events)
+            account = ledger.get_account("clinic")
             spent = account.filter.to_epsilon(account.total_cost)
             costs[name], past = spent - past, spent
         ledger.verify()
