@@ -100,7 +100,8 @@ def split(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, obje
     for teachers in (count for count in args.teachers if count <= len(private) // 4):
         chance_KQC = probabilities(x[private], y[private], x[ask], teachers, classes)
         counts_QC = torch.nn.functional.one_hot(chance_KQC.argmax(2), classes).sum(0)
-        votes, soft = Votes(counts_QC, teachers), SoftVotes.from_probabilities(chance_KQC)
+        votes = Votes(counts_QC, teachers)
+        soft = {bins: SoftVotes.from_probabilities(chance_KQC, bins) for bins in BINS}
         facts: dict[str, object] = {"data": name, "split": seed, "teachers": teachers}
         mean_QC = chance_KQC.mean(0)
         none = {"epsilon": float("inf")}
@@ -123,7 +124,7 @@ def split(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, obje
 
 
 def mechanisms(
-    epsilon: float, teachers: int, classes: int, votes: Votes, soft: SoftVotes
+    epsilon: float, teachers: int, classes: int, votes: Votes, soft: dict[int, SoftVotes]
 ) -> list[tuple[str, Mechanism, Votes | SoftVotes]]:
     """Name, mechanism and what it opens, all of one price."""
     sigma = calibration.calibrate_sigma(
@@ -135,7 +136,7 @@ def mechanisms(
         if 2 * hard.compute_scales(QUESTIONS, classes).min_teachers <= teachers:
             found.append(("hard", hard, votes))
             scored = (SoftSparseVector(epsilon=epsilon, delta=DELTA, max_failures=T, bins=bins) for bins in BINS)
-            found += [(f"soft, {each.bins} bins", each, soft) for each in scored]
+            found += [(f"soft, {each.bins} bins", each, soft[each.bins]) for each in scored]
     return found
 
 

@@ -307,10 +307,10 @@ def test_pairs_must_be_neighbors():
     with pytest.raises(ValueError, match="one teacher, one vote"):
         Votes(torch.tensor([[4, 4, 3]]), 10)
     with pytest.raises(ValueError, match="one teacher"):
-        make_soft_pair("another teacher in either query", left, left + moved, opinions)
-    pair = make_soft_pair("one", left[:1], left[:1] + moved, opinions)
-    assert pair.left.score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 5 + [0.0] * 5)
-    assert pair.right.score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 4 + [0.0] * 6)
+        make_soft_pair("two teachers", left, left + 2 * moved, opinions, 4)
+    pair = make_soft_pair("one", left[:1], left[:1] + moved, opinions, 4)
+    assert pair.left.counts_QSV[0, 2].tolist() == [5, 0, 5, 0]  # 0.0 and 0.6
+    assert pair.right.counts_QSV[0, 2].tolist() == [6, 0, 4, 0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,7 +38,6 @@ from pate_torch.hypotheses.sample import BelowGuaranteeWarning
 from pate_torch.mechanisms.sparse_vector import SoftSparseVector, SparseVector
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Release
-from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.students.base import StudentTask
 
 
@@ -153,7 +152,7 @@ def _gnmax(split: Split, epsilon: float, *, active: bool) -> Found:
 def _sparse(split: Split, epsilon: float, *, soft: bool) -> Found:
     pool = split.data.pool  # the papers give half of delta to the failure
     given = {"epsilon": epsilon, "delta": split.delta, "failure_delta": split.delta / 2, "max_failures": 1}
-    votes = SoftVotes.from_probabilities(split.ensemble.predict_proba(pool.x)) if soft else split.votes
+    votes = split.ensemble.tally_probabilities(pool.x, 10) if soft else split.votes
     mechanism: Any = SoftSparseVector(**given, bins=10) if soft else SparseVector(**given)
     return _teach(split, split.release_labels(votes, mechanism, split.study.passive, len(pool)))
 

@@ -45,8 +45,9 @@ class NeighborPair:
             if left.num_teachers != right.num_teachers or ((left.counts_QC - right.counts_QC).abs().sum(1) > 2).any():
                 rule = "the teachers must be the same, and at most one vote may move in each query"
         elif isinstance(left, SoftVotes) and isinstance(right, SoftVotes):
-            if (left.score_KQS != right.score_KQS).flatten(1).any(1).sum() > 1:
-                rule = "the scores of at most one teacher may differ"
+            pairs = (left.counts_QSV, right.counts_QSV), (left.shifted_QSW, right.shifted_QSW)
+            if any(((a - b).abs().sum(2) > 2).any() for a, b in pairs):
+                rule = "at most one teacher may differ, and moves from one bin to another"
         elif isinstance(left, CellHistogram):
             difference_QC, max_changes = _get_rows(left) - _get_rows(right), left.sensitivity.l1
             if difference_QC.abs().sum() > max_changes or (max_changes == 2 and difference_QC.sum() != 0):
@@ -69,7 +70,7 @@ class NeighborPair:
 def _get_rows(value: SensitiveValue) -> Tensor:
     """Return the values that determine the distribution of the answer to each query, [Q, ...]."""
     if isinstance(value, SoftVotes):
-        return value.score_KQS.transpose(0, 1).flatten(1)
+        return torch.cat([value.counts_QSV, value.shifted_QSW], 2).flatten(1)
     return torch.arange(len(value))[:, None] if isinstance(value, GradientSums) else value.counts_QC
 
 
@@ -86,15 +87,15 @@ def make_count_pair(name: str, left_QC: Tensor, right_QC: Tensor, adjacency: str
     return NeighborPair(name=name, left=left, right=right)
 
 
-def make_soft_pair(name: str, left_QC: Tensor, right_QC: Tensor, probability_2C: Tensor) -> NeighborPair:
-    """Make a pair where each teacher gives one of two vectors of class probabilities.
+def make_soft_pair(name: str, left_QC: Tensor, right_QC: Tensor, probability_2C: Tensor, bins: int) -> NeighborPair:
+    """Make a pair where each teacher gives one of two vectors of class probabilities, which are counted in ``bins``.
 
     ``left_QC`` and ``right_QC`` are the numbers of teachers that give the first and the second vector, [Q, 2].
     """
 
     def to_scores(counts_QC: Tensor) -> SoftVotes:
         is_second_KQ = torch.arange(int(counts_QC[0].sum()))[:, None] >= counts_QC[:, 0]
-        return SoftVotes.from_probabilities(probability_2C[is_second_KQ.long()])
+        return SoftVotes.from_probabilities(probability_2C[is_second_KQ.long()], bins)
 
     return NeighborPair(name=name, left=to_scores(left_QC), right=to_scores(right_QC))
 
@@ -126,7 +127,9 @@ def make_screened_pairs(
     return [_make_repeated_pair(name, counts, num_queries, student) for name, counts in counts_by_name.items()]
 
 
-def make_distance_pairs(threshold: float, width: float, num_queries: int, *, soft: bool = False) -> list[NeighborPair]:
+def make_distance_pairs(
+    threshold: float, width: float, num_queries: int, *, bins: int | None = None
+) -> list[NeighborPair]:
     """Make votes whose distance to instability is close to the threshold, and votes that are nearly tied.
 
     Between the neighbors the distances of all queries move in the same direction, or the distance of the last query
@@ -136,7 +139,7 @@ def make_distance_pairs(threshold: float, width: float, num_queries: int, *, sof
         threshold: Threshold of the distance, in votes.
         width: Scale of the noise on a distance, in votes.
         num_queries: Number of queries.
-        soft: Whether the teachers give probabilities of three classes instead of votes.
+        bins: Number of bins of the probabilities of three classes that the teachers give. None if they give votes.
     """
     num_teachers = 4 * round(threshold) + 40
     first_votes = num_teachers // 2 + round(threshold) + 1
@@ -149,9 +152,11 @@ def make_distance_pairs(threshold: float, width: float, num_queries: int, *, sof
     half_votes = round(threshold + 2 * width) + 2
     tied_QC = torch.tensor([[half_votes + 1, half_votes]]).repeat(num_queries, 1)
     counts_by_name["the winner changes"] = tied_QC, tied_QC + torch.tensor([-1, 1])
-    if soft:  # the two probabilities of each class lie in different bins, for any number of bins
+    if bins is not None:  # the two probabilities of each class lie in different bins, for any number of bins
         probability_2C = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
-        return [make_soft_pair(f"soft, {name}", *counts, probability_2C) for name, counts in counts_by_name.items()]
+        return [
+            make_soft_pair(f"soft, {name}", *counts, probability_2C, bins) for name, counts in counts_by_name.items()
+        ]
     return [make_vote_pair(name, *counts) for name, counts in counts_by_name.items()]
 
 

@@ -250,12 +250,14 @@ class SoftSparseVector(SparseVectorMechanism):
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         scales = self.compute_scales(num_queries, 3)
-        soft_pairs = make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries, soft=True)
+        soft_pairs = make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries, bins=self.bins)
         return super().worst_case_neighbors(num_queries) + soft_pairs
 
     def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: MechanismContext) -> Answers:
         if isinstance(votes, SoftVotes):
-            counts_SV, shifted_SV = votes.compute_histogram(self.bins), votes.compute_shifted_histogram(self.bins)
+            if votes.counts_QSV.shape[2] != self.bins:
+                raise checks.error("mechanism.bins", self.bins, f"must be {votes.counts_QSV.shape[2]}, as in the votes")
+            counts_SV, shifted_SV = (c.flatten(0, 1).to(torch.int64) for c in (votes.counts_QSV, votes.shifted_QSW))
         else:
             ones_S = votes.counts_QC[:, -_count_scores_per_query(votes.num_classes) :].to(torch.int64).flatten()
             counts_SV = torch.zeros(len(ones_S), self.bins, dtype=torch.int64, device=ones_S.device)

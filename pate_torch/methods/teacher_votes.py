@@ -31,11 +31,12 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.run_folders import check_hex_id
+from pate_torch.mechanisms.sparse_vector import SoftSparseVector
 from pate_torch.methods.base import MethodDescription, MethodInputs
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.voting import VotingMethod, describe
 from pate_torch.privacy.partition import DatasetFacts, assign_shards
-from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
+from pate_torch.privacy.sensitive import SensitiveValue, Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -100,9 +101,9 @@ class TeacherVotes(VotingMethod):
             votes = store.get_or_count_votes(stored_teachers.id, pool_x, count_votes, self._get_vote_variant(inputs))
         sensitive: SensitiveValue = votes
         if self.is_soft:
+            assert isinstance(self.mechanism, SoftSparseVector)
             progress = inputs.stages("Computing the teachers' probabilities")
-            probability_KPC = ensemble.predict_proba(pool_x, device=inputs.device, progress=progress)
-            sensitive = SoftVotes.from_probabilities(probability_KPC)
+            sensitive = ensemble.tally_probabilities(pool_x, self.mechanism.bins, inputs.device, progress)
         prepared = PreparedLabeling.from_method(self, inputs, sensitive)
         fingerprint = stored_teachers.identity.fingerprint
         prepared.id = self.alias or self.teachers_id or store.create_alias(fingerprint, stored_teachers.id)

@@ -148,36 +148,47 @@ class Votes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SoftVotes:
-    """PRIVATE. Class probabilities of the teachers, in place of votes.
+    """PRIVATE. Histograms of the class probabilities of the teachers, in place of votes.
+
+    A *score* is a probability of one class: there is one score for each class, or with two classes the score of the
+    second class alone. A privacy unit affects the scores of one teacher.
 
     Attributes:
-        score_KQS: Scores in [0, 1] of each teacher for each question, [K, Q, S]: one score for each class, or with two
-            classes one score for the second class. A privacy unit affects the scores of one teacher.
+        counts_QSV: Number of teachers whose score lies in each of V bins [v/V, (v+1)/V), the last one closed, for each
+            question and score: integers [Q, S, V].
+        shifted_QSW: The same for bins shifted by half a bin, without the half bins at the ends, [Q, S, V - 1].
+        num_teachers: Number of teachers, the sum of each row of ``counts_QSV``.
     """
 
-    score_KQS: Tensor
+    counts_QSV: Tensor
+    shifted_QSW: Tensor
+    num_teachers: int
 
     def __post_init__(self) -> None:
-        score = self.score_KQS
-        if not isinstance(score, Tensor) or score.dim() != 3 or not score.is_floating_point() or len(score) == 0:
-            raise ValueError("soft votes: scores must be a floating-point [teachers, queries, scores] tensor")
-        if score.shape[2] in (0, 2):
+        counts, shifted = self.counts_QSV, self.shifted_QSW
+        if counts.dim() != 3 or counts.is_floating_point() or shifted.shape != (*counts.shape[:2], counts.shape[2] - 1):
+            raise ValueError(
+                "soft votes: histograms must be integers [questions, scores, V] and [questions, scores, V - 1]"
+            )
+        if counts.shape[1] in (0, 2):
             raise ValueError("soft votes: with two classes, give the second one's score alone (from_probabilities)")
-        if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
-            raise ValueError("soft votes: every score must lie in [0, 1]")
+        fits = (counts >= 0).all() & (counts.sum(2) == self.num_teachers).all() & (shifted >= 0).all()
+        if not bool(fits & (shifted.sum(2) <= self.num_teachers).all()):
+            raise ValueError("soft votes: every histogram must count each teacher once")
 
     @classmethod
-    def from_probabilities(cls, probability_KQC: Tensor) -> SoftVotes:
-        """Make soft votes of class probabilities [K, Q, C]."""
-        return cls(probability_KQC[..., 1:] if probability_KQC.shape[2] == 2 else probability_KQC)
+    def from_scores(cls, score_KQS: Tensor, bins: int) -> SoftVotes:
+        """Count scores in [0, 1], [K, Q, S]."""
+        return cls(*count_bins(score_KQS, bins), len(score_KQS))
 
-    @property
-    def num_teachers(self) -> int:
-        return len(self.score_KQS)
+    @classmethod
+    def from_probabilities(cls, probability_KQC: Tensor, bins: int) -> SoftVotes:
+        """Count class probabilities [K, Q, C]."""
+        return cls.from_scores(get_scores(probability_KQC), bins)
 
     @property
     def num_classes(self) -> int:
-        return max(2, self.score_KQS.shape[2])
+        return max(2, self.counts_QSV.shape[1])
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -185,26 +196,36 @@ class SoftVotes:
         return VOTE_SENSITIVITY
 
     def __len__(self) -> int:
-        return self.score_KQS.shape[1]
+        return len(self.counts_QSV)
 
     def select(self, index_Q: Tensor) -> SoftVotes:
-        return SoftVotes(self.score_KQS[:, index_Q.to(self.score_KQS.device)])
-
-    def compute_histogram(self, bins: int) -> Tensor:
-        """Count the scores in ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q S, bins]."""
-        return _count_bins((self.score_KQS.double() * bins).floor().clamp(max=bins - 1), bins)
-
-    def compute_shifted_histogram(self, bins: int) -> Tensor:
-        """Count the scores in bins shifted by half a bin, without the half bins at the ends; int64 [Q S, bins - 1]."""
-        return _count_bins((self.score_KQS.double() * bins + 0.5).floor() - 1, bins - 1)
+        index_Q = index_Q.to(self.counts_QSV.device)
+        return SoftVotes(self.counts_QSV[index_Q], self.shifted_QSW[index_Q], self.num_teachers)
 
 
-def _count_bins(bin_KQS: Tensor, bins: int) -> Tensor:
-    """Count the bin numbers in 0..bins-1 for each question and score, int64 [Q S, bins]."""
-    index_QK = bin_KQS.to(torch.int64).flatten(1).T
-    inside_QK = (index_QK >= 0) & (index_QK < bins)
-    counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
-    return counts.scatter_add_(1, index_QK.clamp(0, bins - 1), inside_QK.to(torch.int64))
+def get_scores(probability_KQC: Tensor) -> Tensor:
+    """Return the scores of class probabilities, [K, Q, C], or [K, Q, 1] for two classes."""
+    return probability_KQC[..., 1:] if probability_KQC.shape[2] == 2 else probability_KQC
+
+
+def count_bins(score_KQS: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    """Count scores in ``bins`` equal bins and in the shifted bins: ``counts_QSV`` and ``shifted_QSW``, int64."""
+    score = score_KQS
+    if not isinstance(score, Tensor) or score.dim() != 3 or not score.is_floating_point() or len(score) == 0:
+        raise ValueError("soft votes: scores must be a floating-point [teachers, queries, scores] tensor")
+    if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
+        raise ValueError("soft votes: every score must lie in [0, 1]")
+    scaled_KQS = score.double() * bins
+    plain_KQS, shifted_KQS = scaled_KQS.floor().clamp(max=bins - 1), (scaled_KQS + 0.5).floor() - 1
+    return _count_values(plain_KQS, bins), _count_values(shifted_KQS, bins - 1)
+
+
+def _count_values(bin_KQS: Tensor, bins: int) -> Tensor:
+    """Count the bin numbers in 0..bins-1 for each question and score, int64 [Q, S, bins]."""
+    index_QSK = bin_KQS.to(torch.int64).permute(1, 2, 0)
+    inside_QSK = (index_QSK >= 0) & (index_QSK < bins)
+    counts = torch.zeros(*index_QSK.shape[:2], bins, dtype=torch.int64, device=index_QSK.device)
+    return counts.scatter_add_(2, index_QSK.clamp(0, bins - 1), inside_QSK.to(torch.int64))
 
 
 def make_vector_sum_sensitivity(adjacency: str, size: int) -> Sensitivity:

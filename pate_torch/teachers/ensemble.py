@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from pate_torch import networks
 from pate_torch.core.device import Device, run_in_parallel, to_device
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec
-from pate_torch.privacy.sensitive import Votes
+from pate_torch.privacy.sensitive import SoftVotes, Votes, count_bins, get_scores
 from pate_torch.teachers import distributed, stacked, voting
 from pate_torch.teachers.recipe import Trunk
 
@@ -171,6 +172,26 @@ class TeacherEnsemble:
 
             counts[start : start + len(part)] = voting.tally(self.predict(part, device, report, vote), num_classes)
         return counts
+
+    def tally_probabilities(
+        self, x: Tensor, bins: int, device: Device = "cpu", progress: Progress = do_nothing
+    ) -> SoftVotes:
+        """PRIVATE. Count the class probabilities of raw points [Q, ...] in ``bins`` as they are computed."""
+        first_class_C, lock = F.one_hot(torch.tensor(0), self.network["num_classes"]).float(), threading.Lock()
+        num_scores, dtype = get_scores(first_class_C[None, None]).shape[2], voting.get_label_dtype(len(self) + 1)
+        histograms = [torch.zeros(len(x), num_scores, size, dtype=dtype) for size in (bins, bins - 1)]
+
+        def count_scores(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+            for start, logits in parts:
+                probability_kBC = logits.float().cpu().softmax(2)
+                probability_kBC[~self.trained_K[rows]] = first_class_C
+                counts = count_bins(get_scores(probability_kBC), bins)
+                with lock:  # several threads add to the same histograms
+                    for histogram, count in zip(histograms, counts, strict=True):
+                        histogram[start : start + len(count)] += count.to(dtype)
+
+        self.forward_batches(x, count_scores, device, progress)
+        return SoftVotes(histograms[0], histograms[1], len(self))
 
 
 def tally_over_ranks(ensemble: TeacherEnsemble, tally: Callable[[TeacherEnsemble], Tensor], num_points: int) -> Votes:

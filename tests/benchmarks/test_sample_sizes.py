@@ -46,7 +46,7 @@ def answered(ones_Q, teachers: int) -> bool:
 def scored(score_KQ: np.ndarray, expected_Q, error: float = 1e-9) -> bool:
     """Whether all queries get their score from the soft sparse vector."""
     mechanism = SoftSparseVector(**ASKED, max_failures=T, bins=BINS)
-    votes = SoftVotes(torch.from_numpy(score_KQ)[..., None])
+    votes = SoftVotes.from_scores(torch.from_numpy(score_KQ)[..., None], BINS)
     score_Q = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=M_SOFT)).score_QC[:, 1]
     return len(score_Q) == len(expected_Q) and bool((abs(score_Q.numpy() - expected_Q) <= error).all())
 

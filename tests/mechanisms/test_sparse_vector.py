@@ -295,15 +295,15 @@ def test_histograms_count_as_defined(bins):
     rng = np.random.default_rng(0)
     edges = np.arange(2 * bins + 1) / (2 * bins)  # scores on every edge, and between
     scores = rng.choice(np.concatenate([edges, rng.random(20)]), (30, 7))
-    votes = SoftVotes(torch.from_numpy(scores)[..., None])
+    votes = SoftVotes.from_scores(torch.from_numpy(scores)[..., None], bins)
     plain, shifted = np.zeros((7, bins)), np.zeros((7, bins - 1))
     for k, q in itertools.product(range(30), range(7)):
         s = scores[k, q] * bins
         plain[q, min(int(s), bins - 1)] += 1
         for v in range(1, bins):
             shifted[q, v - 1] += v - 0.5 <= s < v + 0.5
-    assert votes.compute_histogram(bins).tolist() == plain.tolist()
-    assert votes.compute_shifted_histogram(bins).tolist() == shifted.tolist()
+    assert votes.counts_QSV[:, 0].tolist() == plain.tolist()
+    assert votes.shifted_QSW[:, 0].tolist() == shifted.tolist()
 
 
 def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores():
@@ -312,8 +312,8 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
         scores = torch.from_numpy(rng.choice([0.0, 0.1, 0.3, 0.45, 0.7, 1.0], (7, 5)))
         moved = scores.clone()
         moved[rng.integers(7)] = torch.from_numpy(rng.random(5))
-        for table in ("compute_histogram", "compute_shifted_histogram"):
-            counts = [getattr(SoftVotes(s[..., None]), table)(4) for s in (scores, moved)]
+        for table in ("counts_QSV", "shifted_QSW"):
+            counts = [getattr(SoftVotes.from_scores(s[..., None], 4), table)[:, 0] for s in (scores, moved)]
             dist = [compute_instability_distance(c) for c in counts]
             assert (dist[0] - dist[1]).abs().max() <= 1
             differs = counts[0].argmax(1) != counts[1].argmax(1)
@@ -325,7 +325,8 @@ def test_released_scores_are_bin_centers():
     teachers = 4 * mechanism.compute_scales(6).min_teachers
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
     scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
-    answers = mechanism.release(SoftVotes(scores[..., None]), DryRunNoise(), MechanismContext(num_queries=6))
+    votes = SoftVotes.from_scores(scores[..., None], mechanism.bins)
+    answers = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=6))
     assert answers.score_QC[:, 1].tolist() == [0.125, 0.375, 0.625, 0.875, 0.125, 0.25]
     assert answers.label_Q.tolist() == [0, 0, 1, 1, 0, 0]
     assert answers.events[0].count == 2  # the first block ended with the first test of the last query
@@ -368,12 +369,12 @@ def test_soft_stability_is_the_papers_loop(noise, seed, failures):
         share = rng.choice([0.02, 0.5, 0.3, 0.3])
         low, high = [(0.1, 0.5), (0.3, 0.4), (0.1, 0.9), (0.5, 0.9)][rng.integers(4)]
         scores[:, q] = np.where(np.arange(teachers) < share * teachers, low, high)
-    soft_votes, source = SoftVotes(torch.from_numpy(scores)[..., None]), Recorder(noise)
+    soft_votes, source = SoftVotes.from_scores(torch.from_numpy(scores)[..., None], 3), Recorder(noise)
     answers = mechanism.release(soft_votes, source, MechanismContext(num_queries=30))
     (_, z1), (_, z2), *rest = source.drawn
     expected, blocks = soft_loop(
-        soft_votes.compute_histogram(3).tolist(),
-        soft_votes.compute_shifted_histogram(3).tolist(),
+        soft_votes.counts_QSV[:, 0].tolist(),
+        soft_votes.shifted_QSW[:, 0].tolist(),
         z1.tolist(),
         z2.tolist(),
         [float(t) for _, t in rest],
@@ -394,7 +395,28 @@ def test_soft_stability_is_the_papers_loop(noise, seed, failures):
 def test_soft_votes_refuse_what_is_not_a_score(scores):
     tensor = torch.tensor(scores) if scores != [[]] else torch.zeros(0, 3)
     with pytest.raises(ValueError, match="soft votes"):
-        SoftVotes(tensor)
+        SoftVotes.from_scores(tensor, 4)
+
+
+@pytest.mark.parametrize(
+    "counts,shifted,problem",
+    [
+        (torch.full((2, 1, 3), 2), torch.zeros(2, 1, 2, dtype=torch.int64), "each teacher once"),  # six of three
+        (torch.ones(2, 1, 3, dtype=torch.int64), torch.full((2, 1, 2), 2), "each teacher once"),
+        (torch.tensor([[[4, -1, 0]]]), torch.zeros(1, 1, 2, dtype=torch.int64), "each teacher once"),
+        (torch.ones(2, 1, 3), torch.zeros(2, 1, 2), "integers"),
+        (torch.ones(2, 1, 3, dtype=torch.int64), torch.zeros(2, 1, 3, dtype=torch.int64), "V - 1"),
+    ],
+)
+def test_soft_votes_count_each_teacher_once(counts, shifted, problem):
+    with pytest.raises(ValueError, match=problem):
+        SoftVotes(counts, shifted, 3)
+
+
+def test_histograms_with_other_bins_than_the_mechanism_are_refused():
+    votes = SoftVotes.from_scores(torch.rand(5000, 2, 1), 3)
+    with pytest.raises(ValueError, match=r"mechanism\.bins=4: must be 3"):
+        soft(bins=4).release(votes, DryRunNoise(), MechanismContext(num_queries=2))
 
 
 @both_kinds
@@ -408,7 +430,7 @@ def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
     teachers = 6 * round(plan.threshold)
     share = rng.choice([0.02, 0.02, 0.3], size=(10, 3))
     score = np.where(rng.random((teachers, 10, 3)) < share, 0.1, 0.9)
-    votes, source = SoftVotes(torch.from_numpy(score)), Recorder(noise)
+    votes, source = SoftVotes.from_scores(torch.from_numpy(score), 3), Recorder(noise)
     first, second, thresholds, told = [], [], [], []
     for turn, query_Q in enumerate(torch.arange(10).split(sizes)):
         before = len(source.drawn)
@@ -416,7 +438,7 @@ def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
         told.append(mechanism.release(votes.select(query_Q), source, context))
         tests, shifted, *rest = [tensor.tolist() for _, tensor in source.drawn[before:]]
         first, second, thresholds = first + tests, second + shifted, thresholds + [value for (value,) in rest]
-    histograms = votes.compute_histogram(3).tolist(), votes.compute_shifted_histogram(3).tolist()
+    histograms = votes.counts_QSV.flatten(0, 1).tolist(), votes.shifted_QSW.flatten(0, 1).tolist()
     expected, blocks = soft_loop(*histograms, first, second, thresholds, plan, 4, 3)
     whole = np.array(expected[: len(expected) // 3 * 3]).reshape(-1, 3)
     assert 0 < len(whole) <= 10 and np.isnan(whole).any()
@@ -428,8 +450,8 @@ def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
 
 def test_votes_are_scores_of_0_and_1():
     votes = Votes(torch.tensor([[2000, 0, 0], [0, 0, 2000]]), 2000)
-    as_scores = SoftVotes(torch.nn.functional.one_hot(torch.tensor([[0, 2]] * 2000), 3).double())
-    assert as_scores.compute_histogram(4).tolist() == [
+    as_scores = SoftVotes.from_scores(torch.nn.functional.one_hot(torch.tensor([[0, 2]] * 2000), 3).double(), 4)
+    assert as_scores.counts_QSV.flatten(0, 1).tolist() == [
         [0, 0, 0, 2000] if one else [2000, 0, 0, 0] for one in (1, 0, 0, 0, 0, 1)
     ]
     for value in (votes, as_scores):
@@ -440,7 +462,9 @@ def test_votes_are_scores_of_0_and_1():
 
 def test_of_two_classes_one_score_is_asked_about():
     with pytest.raises(ValueError, match="second one's score alone"):
-        SoftVotes(torch.rand(3, 4, 2))
-    assert "tensor" not in repr(SoftVotes(torch.rand(3, 2, 1)))
-    assert SoftVotes.from_probabilities(torch.rand(3, 4, 5)).score_KQS.shape == (3, 4, 5)
-    assert SoftVotes.from_probabilities(torch.rand(3, 4, 2)).score_KQS.shape == (3, 4, 1)
+        SoftVotes.from_scores(torch.rand(3, 4, 2), 4)
+    assert "tensor" not in repr(SoftVotes.from_scores(torch.rand(3, 2, 1), 4))
+    assert SoftVotes.from_probabilities(torch.rand(3, 4, 5), 6).counts_QSV.shape == (4, 5, 6)
+    probability = torch.rand(3, 4, 2)
+    second = SoftVotes.from_scores(probability[..., 1:], 6)
+    assert SoftVotes.from_probabilities(probability, 6).counts_QSV.equal(second.counts_QSV)

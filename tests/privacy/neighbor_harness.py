@@ -119,10 +119,12 @@ def watched(watch: Watch) -> Iterator[None]:
 
     def at_the_door(self: Any, value: Any, noise: Any) -> Any:
         value = opened(self, value, noise)
-        if isinstance(value, SoftVotes):  # what it opens are histograms of the scores; the scores of D go on
-            for table in (value.compute_histogram, value.compute_shifted_histogram):
-                watch.meets(table(self.bins), value.sensitivity, rows=True, mechanism=self)
-            return SoftVotes(watch.meets(value.score_KQS, Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf)))
+        if isinstance(value, SoftVotes):  # one teacher moves in every histogram of a score
+            kept = []
+            for table in (value.counts_QSV.long(), value.shifted_QSW.long()):
+                rows = watch.meets(table.flatten(0, 1), value.sensitivity, rows=True, mechanism=self)
+                kept.append(rows.view(table.shape))
+            return SoftVotes(*kept, value.num_teachers)
         if isinstance(value, UnitCounts):
             counts_F = torch.cat([value.counts_C.double(), value.outside_sum[None] / UNIT_COUNT_GRID])
             kept = watch.meets(counts_F, value.sensitivity, mechanism=self)

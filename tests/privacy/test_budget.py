@@ -604,7 +604,7 @@ def test_a_value_of_another_adjacency_or_type_or_noise_of_another_kind_is_not_op
         with pytest.raises(ValueError, match="adjacency"):
             mechanism.release(dataclasses.replace(opened, sensitivity=there), source, asked)
     votes, table = random_votes(4, 20, 3), value("histogram", None)
-    for wrong in (votes, table, gradient_sums(), SoftVotes(torch.zeros(3, 2, 1))):
+    for wrong in (votes, table, gradient_sums(), SoftVotes.from_scores(torch.zeros(3, 2, 1), 4)):
         if not isinstance(wrong, mechanism.input_type):
             with pytest.raises(ValueError, match="cannot go with"):
                 mechanism.release(wrong, source, asked)

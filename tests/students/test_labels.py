@@ -153,8 +153,8 @@ def test_scores_of_soft_labels_are_released_and_read_again(tmp_path, monkeypatch
     mechanism = SoftSparseVector(epsilon=1e4, delta=1e-4, max_failures=60, bins=2)
     plan = changed(tiny(tmp_path), mechanism=mechanism, budget_epsilon=2e4)
     pipeline.run(plan)
-    assert [type(one) for one in opened] == [SoftVotes] and opened[0].score_KQS.shape == (12, 20, 3)
-    torch.testing.assert_close(opened[0].score_KQS.sum(2), torch.ones(12, 20))
+    assert [type(one) for one in opened] == [SoftVotes] and opened[0].counts_QSV.shape == (20, 3, 2)
+    assert opened[0].num_teachers == 12 and opened[0].counts_QSV.sum(2).eq(12).all()
     rows = list(csv.DictReader((plan.folder / "release" / "labels.csv").read_text().splitlines()))
     table = [[row[f"score_{c}"] for c in range(3)] for row in rows]
     for row, scores in zip(rows, table, strict=True):

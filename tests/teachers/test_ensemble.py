@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pate_torch import networks
+from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.teachers import ensemble as ensemble_module
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.training import train
@@ -48,3 +49,23 @@ def test_a_diverged_teacher_still_votes_once(ensemble):
     assert torch.equal(diverged.count_votes(X).counts_QC.sum(1).long(), torch.full((50,), 24))
     untrained = TeacherEnsemble(ensemble.network, ensemble.params, torch.zeros(24, dtype=torch.bool), spec())
     assert untrained.predict_proba(X)[..., 0].eq(1).all()
+
+
+@pytest.mark.parametrize("bins", [2, 7])
+def test_probabilities_are_counted_in_parts_as_all_at_once(ensemble, bins, monkeypatch):
+    trained_K = torch.arange(24) != 5
+    ensemble = TeacherEnsemble(ensemble.network, ensemble.params, trained_K, spec())
+    whole = SoftVotes.from_probabilities(ensemble.predict_proba(X), bins)  # the slow twin, [K, Q, C] at once
+    sizes, count_bins = [], ensemble_module.count_bins
+    spy = lambda scores, bins: (sizes.append(scores.shape), count_bins(scores, bins))[1]  # noqa: E731
+    monkeypatch.setattr(ensemble_module, "count_bins", spy)
+    monkeypatch.setattr(ensemble_module, "CPU_POINTS", 7)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        parts = ensemble.tally_probabilities(X, bins)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(parts.counts_QSV.long(), whole.counts_QSV)
+    assert torch.equal(parts.shifted_QSW.long(), whole.shifted_QSW)
+    assert parts.num_teachers == 24 and max(k * q for k, q, _ in sizes) == 8 * 7  # never all probabilities
