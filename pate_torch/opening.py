@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.filters import FilterCost, PrivacyFilter
+from pate_torch.accounting.filters import NO_COST, PrivacyFilter
 from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
@@ -313,13 +313,12 @@ def _check_new_account_cap(
     account_filter = PrivacyFilter.from_planned_events(
         planned_events, epsilon=cap, delta=privacy.delta, delta_reserve=privacy.delta_reserve, kind=privacy.filter
     )
-    charged_events = account_filter.choose_failures(planned_events, FilterCost())
-    failure_delta, reserve = account_filter.compute_cost(charged_events).delta, account_filter.delta_reserve
-    if failure_delta > reserve:
-        problem = f"is less than {failure_delta:.3g}, the probability with which this run alone may fail"
+    cost = account_filter.compute_cost(account_filter.choose_failures(planned_events, NO_COST))
+    if cost.delta > account_filter.delta_reserve:
+        problem = f"is less than {cost.delta:.3g}, the probability with which this run alone may fail"
         fix = f"Reserve more when the account opens, but less than privacy.delta={privacy.delta:g}, or raise both."
-        raise checks.error("privacy.delta_reserve", reserve, problem, fix)
-    if not account_filter.admits_first(planned_events):
+        raise checks.error("privacy.delta_reserve", account_filter.delta_reserve, problem, fix)
+    if not account_filter.admits(NO_COST, cost):
         price = accounting.compute_guarantee(planned_events, privacy.delta)
         problem = f"this run alone may cost epsilon {price.epsilon:.6g} at delta {privacy.delta:g} ({price.route})"
         problem += ", and more by the filter of a new account" * (price.epsilon <= cap)

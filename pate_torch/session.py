@@ -238,10 +238,11 @@ class ReleaseSession(OpenRun):
         if mechanism is None or named_student is None:
             return named_student
         assert self.budget is not None and self.splits.test is not None
-        progress, data = self.stages("Testing the student on held-out units"), (self.splits.test, self.facts.pool.x)
-        test, student = release_test(named_student[1], file, *data, mechanism, self.budget, progress)
+        (name, student), records, pool_x = named_student, self.splits.test, self.facts.pool.x
+        progress = self.stages("Testing the student on held-out units")
+        test, student = release_test(student, file, records, pool_x, mechanism, self.budget, progress)
         self.reservation_ids.append(test.id)
-        return named_student[0], student
+        return name, student
 
     # ---- reports --------------------------------------------------------------------------------------------------
 

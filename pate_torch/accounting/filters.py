@@ -6,8 +6,8 @@ account opens. Before any noise is drawn, the filter refuses a release that coul
 All releases together then satisfy the (epsilon, delta) of the cap.
 
 - "gdp": the sum of mu^2 is at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022). The
-  filter prices Gaussian mechanisms exactly, and pure mechanisms by the Gaussian that dominates the mechanism
-  (``gdp.compute_mu_of_pure_epsilon``), and DP-SGD by the Gaussian that dominates it up to a failure (``domination``).
+  filter prices Gaussian mechanisms exactly, pure mechanisms by the Gaussian mechanism that dominates them
+  (``gdp.compute_mu_of_pure_epsilon``), and DP-SGD by the one that dominates it up to a failure (``domination``).
 - "rdp": the sum of Renyi divergences at one order is at most the value that converts to (epsilon, delta) (Feldman &
   Zrnic 2021). The filter prices every event with a finite divergence at this order.
 
@@ -71,6 +71,8 @@ class FilterCost:
         return FilterCost(math.fsum(cost.scalar for cost in costs), math.fsum(cost.delta for cost in costs))
 
 
+NO_COST = FilterCost()
+"""Cost of an account without releases."""
 _UNITS_PER_ONE = 2**1074
 """Every float is an integer number of units of the smallest positive float, 2^-1074."""
 
@@ -159,7 +161,7 @@ class PrivacyFilter:
                     gdp_filter = cls.from_planned_events(
                         planned_events, epsilon=epsilon, delta=delta, delta_reserve=delta_reserve, kind="gdp"
                     )
-                    if gdp_filter.admits_first(planned_events):
+                    if gdp_filter.admits_release(planned_events):
                         return gdp_filter
 
         def make_filter(reserve: float) -> PrivacyFilter:
@@ -175,15 +177,15 @@ class PrivacyFilter:
         default_filter = make_filter(default_reserve)
         if kind == "gdp" and any(isinstance(e, SampledGaussianEvent) for e in noise_events):
             return default_filter  # which DP-SGD needs
-        if failure_delta < default_reserve and not default_filter.admits_first(planned_events):
+        if failure_delta < default_reserve and not default_filter.admits_release(planned_events):
             smallest_reserve_filter = make_filter(failure_delta)
-            if smallest_reserve_filter.admits_first(planned_events):
+            if smallest_reserve_filter.admits_release(planned_events):
                 return smallest_reserve_filter
         return default_filter
 
-    def admits_first(self, planned_events: Iterable[PrivacyEvent]) -> bool:
-        """Whether an account with this filter and without releases admits all of these events."""
-        return self.admits(FilterCost(), self.compute_cost(self.choose_failures(planned_events, FilterCost())))
+    def admits_release(self, events: Iterable[PrivacyEvent], past_cost: FilterCost = NO_COST) -> bool:
+        """Whether a release with these events is admitted after releases of ``past_cost``, by default as the first."""
+        return self.admits(past_cost, self.compute_cost(self.choose_failures(events, past_cost)))
 
     @cached_property
     def capacity(self) -> float:

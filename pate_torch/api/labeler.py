@@ -346,12 +346,14 @@ class PrivateLabeler:
         """Resume the open block, or reserve a new block."""
         if self._block is not None:
             return self.budget.resume(self._block.reservation, self._journal.digest)
-        mechanism, allow = self.mechanism, self.allow_uninformative_labels
+        mechanism, num_teachers, num_classes = self.mechanism, votes.num_teachers, votes.num_classes
         size = max(self.num_queries, len(votes))
-        sizes, hint = (votes.num_teachers, votes.num_classes), "allow_uninformative_labels=True"
-        mechanism.check(num_queries=size, num_teachers=sizes[0], num_classes=sizes[1], rounds=self.calls)
-        feasibility.check_informative(mechanism, *sizes, allow_uninformative=allow, override_hint=hint)
-        warning = feasibility.format_low_signal_warning(mechanism, *sizes, size)
+        mechanism.check(num_queries=size, num_teachers=num_teachers, num_classes=num_classes, rounds=self.calls)
+        allow, hint = self.allow_uninformative_labels, "allow_uninformative_labels=True"
+        feasibility.check_informative(
+            mechanism, num_teachers, num_classes, allow_uninformative=allow, override_hint=hint
+        )
+        warning = feasibility.format_low_signal_warning(mechanism, num_teachers, num_classes, size)
         if warning is not None:
             warnings.warn(f"{warning} {feasibility.NOISE_ADVICE}", feasibility.LowSignalWarning, stacklevel=4)
         return self.budget.spend(mechanism.privacy_events(size, self.calls), mechanism=mechanism.name)

@@ -95,8 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if config.method.noise != "torch":
             problem = "must be torch, because these algorithms draw continuous noise"
             raise checks.error("noise", config.method.noise, problem, "Omit noise.")
-        method = HypothesisMethod(algorithm_name=parsed.algorithm, options=options, delta=config.privacy.delta)
-        method = dataclasses.replace(method, seed=config.seed, below_guarantee=parsed.below_guarantee)
+        method = HypothesisMethod(
+            algorithm_name=parsed.algorithm,
+            options=options,
+            delta=config.privacy.delta,
+            seed=config.seed,
+            below_guarantee=parsed.below_guarantee,
+        )
         if parsed.sweep is not None:
             return write_sweep(run_sweep(config, method, parsed.sweep, parsed.repeats), parsed.output)
         run(dataclasses.replace(config, method=method))

@@ -95,7 +95,7 @@ def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:
     with hydra_config.open_configuration():
         first_values = (f"{key}={values[0]}" for key, values in axes.items())
         cfg = compose("config", overrides=[*fixed_settings, *first_values])
-        base = _build_plan(cfg)
+        base = build_plan(cfg)
         facts, terms = base.dataset.declared_facts(), base.privacy
         account = None if diagnoses else find_account(base.root, base.dataset.name)
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
@@ -150,12 +150,8 @@ def _diagnose(
     return {choice: plan for choice, plan in plans.items() if choice.problem is None} or plans, shards
 
 
-def compose_plan(settings: Settings) -> RunConfig:
-    """Compose the configuration of a run of train.py. Raise ValueError if the method cannot be planned."""
-    return _build_plan(compose("config", overrides=list(settings)))
-
-
-def _build_plan(cfg: DictConfig) -> RunConfig:
+def build_plan(cfg: DictConfig) -> RunConfig:
+    """Build the configuration of a run of train.py. Raise ValueError if the method cannot be planned."""
     plan = hydra_config.build_run_config(cfg, Path("."))
     if isinstance(plan.method, VotesFile):
         problem = "must not be set, because votes are private and a plan reads only public facts"
@@ -225,7 +221,7 @@ def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Itera
             if factor != 1:
                 cfg.mechanism.threshold = float(f"{cfg.mechanism.threshold * factor:.4g}")
                 settings += (f"mechanism.threshold={cfg.mechanism.threshold:g}",)
-        yield _build_plan(cfg), settings
+        yield build_plan(cfg), settings
 
 
 def _make_pilot(options: PilotConfig, base: RunConfig, fixed_settings: Settings) -> Pilot:

@@ -41,6 +41,7 @@ def run_sweep(config: RunConfig, method: HypothesisMethod, sweep: str, repeats: 
     checks.integer("repeats", repeats, low=1)
     data = drop_unusable(config.dataset.load(), config.partition.adjacency)
     test, all_private, points = data.evaluation, data.private, []
+    order = make_numpy_generator(config.seed, "learn", "sweep").permutation(len(all_private))
     make_student = make_logistic_student if method.algorithm.is_linear else make_rule_student
     checks.integer("test records", len(test.y), low=1, fix="Set dataset.test_path.")
     with Stages(quiet=config.quiet) as stages, warnings.catch_warnings():
@@ -48,7 +49,6 @@ def run_sweep(config: RunConfig, method: HypothesisMethod, sweep: str, repeats: 
         progress = stages(f"Learning by {method.algorithm_name}")
         for number, value in enumerate(values):
             size = checks.integer("n", int(value), low=1, high=len(all_private)) if key == "n" else len(all_private)
-            order = make_numpy_generator(config.seed, "learn", "sweep").permutation(len(all_private))
             private = select(all_private, order[:size])
             options = replace(method.options, epsilon=value) if key == "epsilon" else method.options
             facts = DatasetFacts.from_dataset(replace(data, private=private), config.partition)

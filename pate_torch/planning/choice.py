@@ -190,7 +190,7 @@ class PlanEvaluator:
                 budget, terms = self.get_budget(plan), plan.privacy
                 return not PrivacyFilter.from_planned_events(
                     events, epsilon=budget, delta=terms.delta, delta_reserve=terms.delta_reserve, kind=terms.filter
-                ).admits_first(events)
+                ).admits_release(events)
             except ValueError:  # no filter supports this budget, or the mechanism does not support this plan
                 return True
 

@@ -212,8 +212,7 @@ class Account:
 
     def admits(self, events: Iterable[PrivacyEvent]) -> bool:
         """Whether a release with these events fits under the cap now."""
-        cost = self.filter.compute_cost(self.filter.choose_failures(events, self.total_cost))
-        return not self.is_closed and self.filter.admits(self.total_cost, cost)
+        return not self.is_closed and self.filter.admits_release(events, self.total_cost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,8 +263,8 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
                 _require(account is None or not (account.charges or account.is_closed), "the account is in use already")
                 filter_facts = {key: facts[key] for key in ("delta", "delta_reserve", "order")}
                 filter = PrivacyFilter(kind=facts["filter"], epsilon=facts["budget_epsilon"], **filter_facts)
-                terms = {key: facts[key] for key in ("adjacency", "unit", "noise")}
-                accounts[name] = Account(name=name, filter=filter, held_out=facts.get("held_out", ""), **terms)
+                terms = {key: facts[key] for key in ("adjacency", "unit", "noise", "held_out")}
+                accounts[name] = Account(name=name, filter=filter, **terms)
             case "raise_cap":
                 filter, epsilon = accounts[name].filter, facts["budget_epsilon"]
                 _require(epsilon > filter.epsilon, "a cap only rises")

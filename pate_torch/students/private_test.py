@@ -20,7 +20,7 @@ from torch import Tensor
 from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.core.files import compute_file_digest, write_atomically
+from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement, compute_file_digest, write_atomically
 from pate_torch.core.progress import Progress
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.mechanisms.histogram import Histogram
@@ -204,11 +204,10 @@ def release_test(
             ``budget.first_charge_only`` is set. Otherwise a new test is charged.
     """
 
-    def adjust(test: PrivateTest) -> Student:
-        if test.multiple == 1:
-            return student
-        adjusted = student.adjust_logits(test.multiple, torch.zeros(student.spec.num_classes))
-        save_student(adjusted, file)
+    def adjust(test: PrivateTest, path: Path) -> Student:
+        no_offsets = torch.zeros(student.spec.num_classes)
+        adjusted = student if test.multiple == 1 else student.adjust_logits(test.multiple, no_offsets)
+        save_student(adjusted, path)
         return adjusted
 
     path, test = file.with_name(TEST_FILE_NAME), read_test(file, "tested_sha256")
@@ -216,7 +215,7 @@ def release_test(
     tests = [charge for charge in account.charges.values() if charge.purpose.startswith(PURPOSE_TEST)]
     committed_digests = [entry.facts.get(TEST_DIGEST_KEY) for entry in budget.ledger.read_entries(account.name)]
     if test is not None and compute_file_digest(path) in committed_digests:
-        return test, adjust(test)
+        return test, adjust(test, file)
     if budget.first_charge_only and any(charge.run == budget.run for charge in tests):
         raise account_charged_error(account, compute_guarantee(events, account.delta).epsilon)
     table, number = count_predictions(student, records, budget.adjacency, progress), len(tests) + 1
@@ -224,7 +223,9 @@ def release_test(
     logit_PC = student.compute_logits(pool_x).cpu()
     purpose = PURPOSE_TEST if number == 1 else f"{PURPOSE_TEST} (number {number} of this account)"
     budget = replace(budget, first_charge_only=False)  # the release of the student is the first charge
-    with budget.spend(events, mechanism="private_test", purpose=purpose) as spending:
+    # The adjusted student replaces the tested one once the ledger holds the answers on which it depends.
+    replacement = atomic_replacement(file, SHARED_FILE_MODE)
+    with replacement as adjusted_file, budget.spend(events, mechanism="private_test", purpose=purpose) as spending:
         spending.check_adjacency(table.sensitivity)
         answers = spending.accept(mechanism.release(table, spending.noise, MechanismContext(num_queries=1)))
         spending.record_cost(answers.events)
@@ -232,8 +233,8 @@ def release_test(
         counts = tuple(map(tuple, answers.noisy_counts.counts_QC.tolist()))
         test = PrivateTest(counts, mechanism.sigma, num_units, number, spending.id, compute_file_digest(file))
         test = replace(test, multiple=test.compute_logit_multiple(logit_PC))
-        student = adjust(test)
-        test = replace(test, student_sha256=compute_file_digest(file))
+        student = adjust(test, adjusted_file)
+        test = replace(test, student_sha256=compute_file_digest(adjusted_file))
         write_atomically(path, json.dumps(asdict(test)) + "\n")
         spending.record_files({TEST_DIGEST_KEY: compute_file_digest(path)})
     return test, student

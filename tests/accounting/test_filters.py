@@ -152,7 +152,7 @@ def test_the_order_after_a_sparse_vector_suits_gaussian_answers():
     assert count_copies(account.order) >= 0.98 * count_copies(best_order)
     assert account.admits(account.compute_cost(sparse_vector), account.compute_cost(answers))
     filled = filter_of(PureDPEvent(epsilon=4.0), epsilon=4.1)  # the plan still fits at the chosen order
-    assert filled.admits_first([PureDPEvent(epsilon=4.0)])
+    assert filled.admits_release([PureDPEvent(epsilon=4.0)])
 
 
 def test_a_filter_is_never_below_the_fixed_price():

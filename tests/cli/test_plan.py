@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra import compose
 
 from pate_torch.cli import hydra_config
 from pate_torch.cli import plan as command
@@ -37,7 +38,7 @@ def plan(*settings):
 def run_plan(*settings):
     """The plan that train.py would make of the same settings."""
     with hydra_config.open_configuration():
-        return command.compose_plan(settings)
+        return command.build_plan(compose("config", overrides=list(settings)))
 
 
 def test_what_is_left_open_is_halved_and_doubled():

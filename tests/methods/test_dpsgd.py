@@ -115,9 +115,9 @@ def test_the_verifier_accepts_the_release_and_what_the_account_charged(plan):
 
 def test_an_account_opened_for_mu_squared_admits_dp_sgd_as_its_first_release(plan):
     chosen = PrivacyFilter.from_planned_events(METHOD_EVENTS, epsilon=5.0, delta=1e-4, kind="gdp")
-    assert chosen.delta_reserve == pytest.approx(1e-5) and chosen.admits_first(METHOD_EVENTS)
+    assert chosen.delta_reserve == pytest.approx(1e-5) and chosen.admits_release(METHOD_EVENTS)
     small = PrivacyFilter.from_planned_events(METHOD_EVENTS, epsilon=0.1, delta=1e-4, kind="gdp")
-    assert small.delta_reserve == pytest.approx(1e-5) and not small.admits_first(METHOD_EVENTS)
+    assert small.delta_reserve == pytest.approx(1e-5) and not small.admits_release(METHOD_EVENTS)
     pipeline.run(changed(plan, target_epsilon=1.0, filter="gdp"))
     account = Ledger(plan.root / "ledger.sqlite").get_account("clouds")
     assert account.filter.kind == "gdp" and account.total_cost.delta == 2.5e-6
