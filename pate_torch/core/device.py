@@ -17,6 +17,9 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Progress
 
 T = TypeVar("T")
+_precision_lock = threading.Lock()
+_precisions_by_block: dict[object, tuple[str, ...]] = {}
+"""Precisions that the active blocks of ``float32_precision`` ask for, and those before the first block, under None."""
 Device = torch.device | str
 
 
@@ -47,17 +50,28 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 def float32_precision(*, tf32: bool = False) -> Iterator[None]:
     """Compute matrix products and convolutions of float32 tensors in full precision, or in TF32 if ``tf32``.
 
-    By default PyTorch uses TF32 in the convolutions of cuDNN, even if matrix products use full precision.
+    By default PyTorch uses TF32 in the convolutions of cuDNN, even if matrix products use full precision. All threads
+    share the setting: of several blocks the one that began last decides, and the last one to end restores the setting.
     """
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    previous_precisions = [backend.fp32_precision for backend in backends]
+    block = object()
+
+    def apply_precisions() -> None:
+        for backend, precision in zip(backends, list(_precisions_by_block.values())[-1], strict=True):
+            backend.fp32_precision = precision
+
+    with _precision_lock:
+        _precisions_by_block.setdefault(None, tuple(backend.fp32_precision for backend in backends))
+        _precisions_by_block[block] = ("tf32" if tf32 else "ieee",) * len(backends)
+        apply_precisions()
     try:
-        for backend in backends:
-            backend.fp32_precision = "tf32" if tf32 else "ieee"
         yield
     finally:
-        for backend, precision in zip(backends, previous_precisions, strict=True):
-            backend.fp32_precision = precision
+        with _precision_lock:
+            del _precisions_by_block[block]
+            apply_precisions()
+            if len(_precisions_by_block) == 1:
+                _precisions_by_block.clear()
 
 
 @contextmanager

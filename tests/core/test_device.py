@@ -34,6 +34,17 @@ def test_a_run_computes_float32_as_such_and_repeatably():
     assert get_switches() == before
 
 
+def test_blocks_that_end_in_another_order_restore_the_precision():
+    """As blocks of two threads do: the first one to begin ends first."""
+    before, first, second = get_switches(), float32_precision(), float32_precision(tf32=True)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert get_switches()[:2] == ("tf32", "tf32")
+    second.__exit__(None, None, None)
+    assert get_switches() == before and before[:2] != ("tf32", "tf32")
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_a_device_may_be_named_with_or_without_its_number(device, simulated_gpu):
     with deterministic_mode(torch.device(device)):
