@@ -21,6 +21,7 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest, create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.features.neighbors import NeighborSearch
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
@@ -222,10 +223,15 @@ class OpenRun:
         create_private_folder(self.private_dir)
         return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
 
+    @functools.cached_property
+    def search(self) -> NeighborSearch:
+        """Search for the neighbors of public points, which all stages of the run share."""
+        return NeighborSearch(self.stages)
+
     def make_inputs(self) -> MethodInputs:
         """PRIVATE. Make the inputs of the method's ``prepare``, with logging into the owner's TensorBoard."""
         inputs = make_inputs(self.config, self.splits.data, self.facts, self.stages, self.clock, self.ledger)
-        inputs = replace(inputs, check_budget=self.check_budget)
+        inputs = replace(inputs, check_budget=self.check_budget, search=self.search)
         if self.private_writer is None:
             return inputs
         return replace(inputs, log=self.private_writer.log, log_losses=self.private_writer.log_losses)

@@ -62,6 +62,7 @@ class PrivateMetrics:
         epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018. It depends on the votes, so it is neither a
             guarantee nor a charge.
         gap_quantiles: Quantiles of the gap between the two largest counts of a question, in votes, by level.
+        neighbor_recall: Smallest share of the nearest neighbors that an approximate search among public points found.
         nonprivate_accuracy: Test accuracy of a model trained on all records without privacy.
         membership: Result of the membership attack on the student.
         seconds: Duration of each stage, in seconds. It can depend on the number of records.
@@ -77,6 +78,7 @@ class PrivateMetrics:
     teacher_accuracy_mean: float | None = None
     epsilon_pate2018: float | None = None
     gap_quantiles: Mapping[str, float] = field(default_factory=dict)
+    neighbor_recall: float | None = None
     nonprivate_accuracy: float | None = None
     membership: MembershipResult | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -210,7 +210,8 @@ class ReleaseSession(OpenRun):
         task = make_student_task(facts.spec, facts.pool, labels)
         first_answers = release_store.read_first_answers(self.release_dir)
         frequency_C = None if first_answers is None else first_answers.estimate_frequencies()
-        task = replace(task, guide=written.guide if releases_guide else None, frequency_C=frequency_C)
+        guide = written.guide if releases_guide else None
+        task = replace(task, guide=guide, frequency_C=frequency_C, search=self.search)
 
         def train_student(name: str, algorithm: StudentAlgorithm) -> Student:
             progress = self.stages(f"Training the student ({name})")
@@ -269,6 +270,7 @@ class ReleaseSession(OpenRun):
             claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
             metrics = owner_metrics.complete_metrics(metrics, config, splits, written, named_student[1], model, claim)
             metrics = replace(metrics, forecast=self.forecast, seconds=dict(self.clock.seconds))
+            metrics = replace(metrics, neighbor_recall=min(self.search.recalls, default=None))
             metrics.write(self.private_dir / "summary.json")
             if self.private_writer is not None:
                 self.private_writer.log_metrics(metrics)

@@ -1,10 +1,12 @@
 """The k-nearest-neighbor graph of the public points, its leading eigenvectors, and label propagation along its edges.
 
 Distances between far points carry little information about classes, so far points are compared by paths of neighbors.
+Points and graphs are public, so no sensitivity depends on whether the search for neighbors is exact.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +17,16 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.device import single_thread_mode
+from pate_torch.core.files import compute_tensor_digest
+from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
 """Number of entries in a block of distances. A block fits the cache of a CPU core, or keeps a GPU busy (256 MB)."""
+_MAX_EXACT_POINTS, _MIN_RECALL, _NUM_SAMPLE_POINTS = 50_000, 0.95, 500
+"""Number of points on a CPU above which the search is approximate, its recall, and number of points that show it."""
+_NUM_SHARED_NEIGHBORS = 10
+"""Number of neighbors that are always searched, so that stages that need fewer share one search."""
 
 
 @single_thread_mode()  # the rounding depends on the number of threads
@@ -63,17 +71,75 @@ class Graph:
         return torch.from_numpy(self.weight_PP @ value_PC.numpy())
 
 
-def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
+class NeighborSearch:
+    """The search for neighbors in a run. The last result is kept, because the stages of a run search the same points.
+
+    Args:
+        stages: Display of progress. None to show nothing.
+    """
+
+    def __init__(self, stages: Stages | None = None) -> None:
+        self.stages = Stages(quiet=True) if stages is None else stages
+        self.recalls: list[float] = []  # of the approximate searches: share of the nearest neighbors that they found
+        self._last: tuple[object, list[Tensor]] = None, []
+
+    def find(self, x_PD: Tensor, count: int) -> list[Tensor]:
+        """Find neighbors as ``find_nearest`` does. For a few neighbors, the result for ten is cut."""
+        num_searched = min(max(count, _NUM_SHARED_NEIGHBORS), len(x_PD) - 1)
+        key, (last_key, found) = (compute_tensor_digest(x_PD), x_PD.device, num_searched), self._last
+        if key != last_key:
+            found = self._search(x_PD, num_searched)
+            self._last = key, found
+        return [part[:, :count].contiguous() for part in found]
+
+    def _search(self, x_PD: Tensor, count: int) -> list[Tensor]:
+        """Search exactly, or in more and more of faiss's inverted lists, with the same result on the same machine."""
+        if len(x_PD) <= _MAX_EXACT_POINTS or x_PD.device.type != "cpu":
+            return find_nearest(x_PD, count)
+        name = f"Finding the neighbors of {len(x_PD):,} public points"
+        if importlib.util.find_spec("faiss") is None:
+            return find_nearest(x_PD, count, self.stages(f"{name}, slower than after pip install 'pate-torch[large]'"))
+        import faiss
+
+        x, progress, num_threads = x_PD.contiguous().numpy(), self.stages(name), faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(1)  # the rounding depends on the number of threads
+        num_lists, recall, parts = round(4 * len(x) ** 0.5), 0.0, []
+        index = faiss.IndexIVFFlat(faiss.IndexFlatL2(x.shape[1]), x.shape[1], num_lists)
+        index.cp.max_points_per_centroid = 64  # a quarter of the default, and of the time
+        index.train(x)
+        index.add(x)
+        # One point more is searched, because each point finds itself. The two searches round distances differently.
+        x_RD = x[np.linspace(0, len(x) - 1, _NUM_SAMPLE_POINTS).astype(int)]
+        reach_R1 = faiss.knn(x_RD, x, count + 1)[0][:, -1:] + 1e-5 * np.square(x_RD).mean() * x.shape[1]
+        while recall < _MIN_RECALL and index.nprobe < num_lists:
+            index.nprobe += 1 + index.nprobe // 4
+            recall = float((index.search(x_RD, count + 1)[0][:, 1:] <= reach_R1).mean())
+        for x_BD in np.array_split(x, 64):
+            parts.append(index.search(x_BD, count + 1))
+            progress(len(parts), 64)
+        squared_PK, neighbor_PK = (np.concatenate(part) for part in zip(*parts, strict=True))
+        few_P = neighbor_PK[:, -1] < 0  # the lists that were read hold too few points
+        squared_PK[few_P], neighbor_PK[few_P] = faiss.knn(x[few_P], x, count + 1)
+        faiss.omp_set_num_threads(num_threads)
+        self.recalls.append(recall)
+        self.stages.print_message(f"Found {recall:.1%} of the nearest neighbors of {_NUM_SAMPLE_POINTS} of the points.")
+        # Leave out the point itself, or the last of its neighbors, if more points than these are in one place.
+        order_PK = (neighbor_PK == np.arange(len(x))[:, None]).argsort(1, kind="stable")[:, :count]
+        return [torch.from_numpy(np.take_along_axis(part, order_PK, 1)) for part in (squared_PK, neighbor_PK)]
+
+
+def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10, search: NeighborSearch | None = None) -> Graph:
     """Connect each point to its nearest ``neighbors`` by edges of weight exp(-d_ij^2 / (s_i s_j)), float32.
 
     s_i is the distance of i to its last neighbor (Zelnik-Manor and Perona 2004), so that sparse and dense regions are
-    connected alike. The memory is P x neighbors, plus one block of distances on the device of the points.
+    connected alike. The memory is P x neighbors, plus one block of distances on the device of the points. ``search`` is
+    the search of the run. None for a search of its own.
     """
     checks.integer("neighbors", neighbors, low=1)
     count, num_near = len(x_PD), min(neighbors, len(x_PD) - 1)
     if num_near < 1:
         raise ValueError(f"public points: the neighbor graph needs at least two points, not {count}")
-    squared_PK, neighbor_PK = (part.cpu() for part in find_nearest(x_PD.float(), num_near))
+    squared_PK, neighbor_PK = (search or NeighborSearch()).find(x_PD.float(), num_near)
     distance_PK = squared_PK.sqrt()
     scale_P = distance_PK[:, -1].clamp(min=1e-6)
     weight_PK = torch.exp(-squared_PK / (scale_P[:, None] * scale_P[neighbor_PK]))
@@ -86,8 +152,8 @@ def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     return Graph(symmetric_PP.tocsr(), distance_PK.mean(1))
 
 
-def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the ``count`` nearest other points of each point: squared distances and indices, both [P, count].
+def find_nearest(x_PD: Tensor, count: int, progress: Progress = do_nothing) -> list[Tensor]:
+    """Find the ``count`` nearest other points of each point: squared distances and indices, [P, count] on the CPU.
 
     One product and one selection per block are twice as fast as scikit-learn's brute force (benchmarks/README.md).
     """
@@ -100,7 +166,8 @@ def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
         squared_BP.addmm_(x_BD, x_PD.T, alpha=-2)
         squared_BP.diagonal(start).fill_(torch.inf)
         parts.append(squared_BP.topk(count, dim=1, largest=False))
-    return torch.cat([values for values, _ in parts]).clamp(min=0), torch.cat([indices for _, indices in parts])
+        progress(start + len(x_BD), len(x_PD))
+    return [torch.cat([values for values, _ in parts]).clamp(min=0).cpu(), torch.cat([row for _, row in parts]).cpu()]
 
 
 @single_thread_mode()  # the rounding depends on the number of threads

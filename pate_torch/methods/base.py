@@ -27,6 +27,7 @@ from torch import Tensor
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import Log, Stages, StageTimer, do_nothing
+from pate_torch.features.neighbors import NeighborSearch
 from pate_torch.privacy.accounts import PURPOSE_LABELS
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.ledger import Ledger
@@ -146,6 +147,7 @@ class MethodInputs:
         log: PRIVATE. Function that receives messages about single teachers.
         log_losses: PRIVATE. Function that receives the losses of all teachers.
         first_answers: Noisy answers of the first stage. None if the method has no first stage.
+        search: Search for neighbors of the run.
     """
 
     records: PrivateRecords
@@ -161,6 +163,7 @@ class MethodInputs:
     log: Log = do_nothing
     log_losses: Callable[..., None] = do_nothing
     first_answers: FirstAnswers | None = None
+    search: NeighborSearch = field(default_factory=NeighborSearch)
 
 
 class PreparedMethod(ABC):

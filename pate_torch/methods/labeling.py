@@ -27,7 +27,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import encode
-from pate_torch.features.neighbors import to_graph_device
+from pate_torch.features.neighbors import NeighborSearch, to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.methods.base import FirstAnswers, MethodDescription, MethodInputs, PreparedMethod, PrivateMethod
@@ -45,6 +45,7 @@ from pate_torch.privacy.sensitive import (
     check_sensitivity,
 )
 from pate_torch.queries.base import QueryState, QueryStrategy, Random
+from pate_torch.queries.clusters import MAX_PROTOTYPE_POINTS, Medoids, Prototypes
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 
@@ -127,8 +128,13 @@ class LabelingMethod(PrivateMethod):
         return self.num_rounds > 1 and (self.query.uses_guide or self.mechanism.uses_guide or self.refits_records)
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
-        """Lower a recommended number of questions to the number of public points."""
+        """Adapt the query strategy, and a recommended number of questions, to the number of public points."""
         pool_size = len(facts.pool)
+        if isinstance(self.query, Prototypes) and pool_size > MAX_PROTOTYPE_POINTS:
+            stages.print_message(
+                f"query is medoids instead of {self.query.name}, because of {pool_size:,} public points."
+            )
+            return replace(self, query=Medoids(rounds=self.query.rounds)).complete(facts, stages)
         if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self
         message = f"num_queries is {pool_size} instead of the recommended {self.num_queries}"
@@ -258,6 +264,7 @@ class PreparedLabeling(PreparedMethod):
             contribution of a record depends on this record and on released values alone. None if all rounds open the
             same values.
         finish_release: Function of the finished release that rescales its model. None to keep the release.
+        search: Search for neighbors of the run.
         device: Device on which the guide student is trained.
         progress: Function that receives (done, total) questions.
         guide_progress: Function that receives the progress of the guide student's training.
@@ -275,6 +282,7 @@ class PreparedLabeling(PreparedMethod):
     releases_guide: bool = False
     refit: Callable[[Student], SensitiveRecords] | None = None
     finish_release: Callable[[Release], Release] | None = None
+    search: NeighborSearch = field(default_factory=NeighborSearch)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     progress: Progress = do_nothing
     guide_progress: Progress = do_nothing
@@ -295,6 +303,7 @@ class PreparedLabeling(PreparedMethod):
             feature_PD=method.learn_features(inputs),
             guide_student=guide_student,
             releases_guide=method.releases_guide,
+            search=inputs.search,
             device=inputs.device,
             progress=inputs.stages("Answering queries"),
             guide_progress=do_nothing if guide_student is None else inputs.stages("Training the guide student"),
@@ -368,7 +377,7 @@ class PreparedLabeling(PreparedMethod):
     def _fit_guide(self, release: Release, pool: PublicPool) -> Student:
         """Fit the guide student to the answers so far. If it is to be released, it continues from the previous one."""
         assert self.guide_student is not None
-        task = replace(make_student_task(self.spec, pool, release), guide=self.guide)
+        task = replace(make_student_task(self.spec, pool, release), guide=self.guide, search=self.search)
         student = self.guide_student.fit(task, seed=self.seed, device=self.device, progress=self.guide_progress)
         self.guide = student if self.releases_guide else None
         return student
@@ -396,6 +405,7 @@ class PreparedLabeling(PreparedMethod):
             seed=self.seed,
             student_PC=student_PC,
             feature_PD=feature_PD,
+            search=self.search,
         )
         query_Q = self.query.select(state).to("cpu", torch.int64)
         # The price covers num_queries different questions.

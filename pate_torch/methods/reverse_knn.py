@@ -6,9 +6,9 @@ table, so ten thousand questions cost as much as one question (``mechanisms.hist
 class proportions of a cell, which label all public points of this cell. A second round can use the features of a
 student of the first answers, in which the classes are better separated.
 
-Guarantee: the cell and the class of a unit are functions of its own records and of public values, and other records do
-not influence even the rounding (``map_records_batch_invariant``). Therefore one unit changes one count of each round's
-table (``CellHistogram``), and rounds compose adaptively.
+Guarantee: the cell and the class of a unit are functions of its own records and of public values, found by an exact
+search, and other records do not influence even the rounding (``map_records_batch_invariant``). Therefore one unit
+changes one count of each round's table (``CellHistogram``), and rounds compose adaptively.
 Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public points
 instead of single points, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """

@@ -7,7 +7,8 @@ share (Sinkhorn), and then propagated over the k-NN graph of the public points (
 place of labels).
 
 This costs no privacy, because the votes of a teacher are still a function of its own parameters and of public points:
-one record changes one teacher, and a teacher has one vote on each question.
+one record changes one teacher, and a teacher has one vote on each question. The graph may be
+approximate, because it is a function of public points alone.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class TransductiveTeacherVotes(TeacherVotes):
             raise checks.error("method", self.name, "needs at least two public points", "Use method=teachers.")
         super().validate(facts)
 
-    def build_vote(self, feature_PD: Tensor) -> Callable[[Tensor], Tensor]:
+    def build_vote(self, feature_PD: Tensor, search: graphs.NeighborSearch | None = None) -> Callable[[Tensor], Tensor]:
         """Build the graph of public points with these features, float32 [P, D], on which ``vote`` labels the points."""
-        return functools.partial(self.vote, graphs.build_neighbor_graph(feature_PD, self.neighbors))
+        return functools.partial(self.vote, graphs.build_neighbor_graph(feature_PD, self.neighbors, search))
 
     def vote(self, graph: graphs.Graph, logits_PC: Tensor) -> Tensor:
         """PRIVATE. Return the class of each public point by one teacher, [P], given its logits on all of them, [P, C].
@@ -91,7 +92,7 @@ class TransductiveTeacherVotes(TeacherVotes):
             feature_PD = graphs.compute_coordinates(facts.pool.x, facts.spec) if own_PD is None else own_PD.cpu()
         if all_ranks or feature_PD is None:
             feature_PD = distributed.broadcast_object(feature_PD)
-        return self.build_vote(graphs.to_graph_device(feature_PD, inputs.device))
+        return self.build_vote(graphs.to_graph_device(feature_PD, inputs.device), inputs.search)
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:
         feature_options = {} if self.features is None else asdict(cast(Any, self.features)) | {"seed": inputs.seed}

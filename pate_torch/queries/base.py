@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.features.neighbors import compute_coordinates
+from pate_torch.features.neighbors import NeighborSearch, compute_coordinates
 from pate_torch.privacy.records import DataSpec
 
 
@@ -28,6 +28,7 @@ class QueryState:
         seed: Seed of the strategy's random choices.
         student_PC: Class probabilities of the guide student on all public points. None in the first round.
         feature_PD: Features learned from public points without labels, on the run's device. None without an encoder.
+        search: Search for neighbors of the run.
     """
 
     spec: DataSpec
@@ -39,6 +40,7 @@ class QueryState:
     seed: int
     student_PC: Tensor | None = None
     feature_PD: Tensor | None = None
+    search: NeighborSearch = field(default_factory=NeighborSearch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ from pate_torch.queries.base import (
 _MAX_EIGENVECTORS = 256
 """Largest number of eigenvectors for clustering. More eigenvectors do not make the clusters purer, and the time grows
 with the square of the number (docs/experiments/questions.md)."""
+MAX_PROTOTYPE_POINTS = 100_000
+"""Largest number of public points for ``Prototypes``, whose eigenvectors would take minutes for more points."""
 _NUM_NEIGHBORS = 6
 """Number of neighbors of each point in the graph of ``Prototypes``, which also measures density."""
 
@@ -95,7 +97,7 @@ class Prototypes(QueryStrategy):
         count, points = compute_round_size(state), get_open_points(state)
         if count == 0 or len(state.pool_x) == 1:
             return points[:count]
-        graph = build_neighbor_graph(get_features(state), _NUM_NEIGHBORS)
+        graph = build_neighbor_graph(get_features(state), _NUM_NEIGHBORS, state.search)
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         # Later rounds make more clusters and skip the clusters with an earlier question.
         num_clusters = len(state.query_Q) + count

@@ -18,6 +18,7 @@ from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.data.streams import PointForm, PointStream
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.encoder import Encoder
+from pate_torch.features.neighbors import NeighborSearch
 from pate_torch.privacy.records import DataSpec, EncoderCard, LinearModel, NoisyCounts
 
 
@@ -39,6 +40,7 @@ class StudentTask:
         model: Released linear model that gave the answers of the last round. None if no model was released.
         noisy_counts: Noisy counts of the answered points. None if they were not released.
         frequency_C: Noisy class frequencies of the private records, float64 [C]. None if they were not released.
+        search: Search for neighbors of the run.
     """
 
     spec: DataSpec
@@ -52,6 +54,7 @@ class StudentTask:
     model: LinearModel | None = None
     noisy_counts: NoisyCounts | None = None
     frequency_C: Tensor | None = None
+    search: NeighborSearch = field(default_factory=NeighborSearch)
 
     def split_rounds(self) -> list[StudentTask]:
         """Split the task into one task for each round with answers, on the CPU."""

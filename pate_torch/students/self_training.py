@@ -169,7 +169,7 @@ class SelfTraining(StudentAlgorithm):
             class_P = select_most_confident(share_PC, keep_fraction).cpu()
             query_Q = (class_P >= 0).nonzero().squeeze(1)
             student = algorithm.fit(
-                StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
+                StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q], search=task.search),
                 seed=seed,
                 device=device,
                 progress=make_progress(generation),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -90,10 +90,7 @@ class LabelSpreading(StudentAlgorithm):
         state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
         module.load_state_dict(state | {"1.place_PD": torch.cat(places), "1.share_PC": share_PC})
         progress(1, 1)
-        student = Student(description, module.to(device).eval(), spec)
-        error = float((student.predict(pool_x)[problem.query_Q.cpu()] != problem.label_Q.cpu()).double().mean())
-        log("student/training_error", error, 0)
-        return replace(student, curves={"student/training_error": [(0, error)]})
+        return Student(description, module.to(device).eval(), spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,13 +266,11 @@ def propagate(
         alpha: Share of a label that comes from the neighbors (``neighbors.propagate_labels``).
     """
     x_P, spec = problem.pool_x, problem.spec
-    if encoder is not None:
-        feature_PD = encode(encoder, x_P, spec)
-    elif recipe is not None:
-        feature_PD = encode(recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device), x_P, spec)
-    else:
-        feature_PD = neighbors.compute_coordinates(x_P, spec)
-    graph = neighbors.build_neighbor_graph(neighbors.to_graph_device(feature_PD, x_P.device), _NUM_NEIGHBORS)
+    if encoder is None and recipe is not None:
+        encoder = recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device)
+    place_PD = neighbors.compute_coordinates(x_P, spec) if encoder is None else encode(encoder, x_P, spec)
+    place_PD = neighbors.to_graph_device(place_PD, x_P.device)
+    graph = neighbors.build_neighbor_graph(place_PD, _NUM_NEIGHBORS, problem.search)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)
     seeds_PC[problem.query_Q.cpu()] = problem.target_QC.cpu()
     # Each class gets a mass of 1, because the number of its labels must not decide how far the labels spread.

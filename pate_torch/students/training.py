@@ -69,7 +69,7 @@ def build_problem(task: StudentTask, seed: int, device: torch.device, label_nois
         # Probabilities are positive, because a model that contradicts a posterior of 0 would lose its gradient.
         posterior_QC = posterior_QC.clamp(min=1e-6).to(device)
     tensors = (task.pool_x.to(device), query_Q.to(device), label_Q.to(device), posterior_QC)
-    return StudentProblem(task.spec, *tensors, soft=task.soft, flip_rate=flip_rate, seed=seed)
+    return StudentProblem(task.spec, *tensors, soft=task.soft, flip_rate=flip_rate, seed=seed, search=task.search)
 
 
 def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
     x, y = images(90, seed=1)
     graphs = []
     monkeypatch.setattr(
-        semi_supervised.neighbors, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
+        semi_supervised.neighbors, "build_neighbor_graph", lambda f, *k: graphs.append(f) or build_neighbor_graph(f, *k)
     )
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
     student = SelfTraining(first_student=small, later_students=small, num_generations=2, members=3)
