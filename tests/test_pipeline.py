@@ -13,16 +13,20 @@ import pytest
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp, rdp
+from pate_torch.features import neighbors
+from pate_torch.features.neighbors import NeighborSearch
 from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
+from pate_torch.methods import labeling
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.base import Margin, Random
+from pate_torch.queries.clusters import Prototypes
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.release import store as release_store
 from pate_torch.session import ReleaseSession
@@ -47,6 +51,24 @@ def finished_home(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     pipeline.run(tiny(home))
     return home
+
+
+def test_a_run_searches_its_points_once_and_tells_its_owner_the_recall(plan, monkeypatch):
+    pytest.importorskip("faiss")
+    searched, search = [], NeighborSearch._search
+    monkeypatch.setattr(neighbors, "_MAX_EXACT_POINTS", 50)
+    monkeypatch.setattr(NeighborSearch, "_search", lambda *given: searched.append(given) or search(*given))
+    pipeline.run(changed(plan, query=Prototypes(), student=LabelSpreading()))
+    assert len(searched) == 1
+    assert 0.9 < json.loads((plan.folder / "private" / "summary.json").read_text())["neighbor_recall"] <= 1
+    assert "neighbor_recall" not in summary(plan)
+
+
+def test_prototypes_of_very_many_points_are_medoids_which_the_release_says(plan, monkeypatch, capsys):
+    monkeypatch.setattr(labeling, "MAX_PROTOTYPE_POINTS", 50)
+    pipeline.run(changed(plan, query=Prototypes(), quiet=False))
+    assert "query is medoids instead of prototypes, because of" in capsys.readouterr().err
+    assert json.loads((plan.folder / "release" / "release.json").read_text())["query"] == "medoids"
 
 
 @pytest.fixture

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from pate_torch.core.progress import Stages
 from pate_torch.features import neighbors
-from pate_torch.features.neighbors import build_neighbor_graph, compute_eigenvectors, compute_spectral_embedding
+from pate_torch.features.neighbors import (
+    NeighborSearch,
+    build_neighbor_graph,
+    compute_eigenvectors,
+    compute_spectral_embedding,
+)
 from pate_torch.privacy.records import DataSpec
 
 
@@ -70,6 +76,83 @@ def test_nearest_are_those_of_all_pairs(block, count, monkeypatch):
     torch.testing.assert_close(squared, every.sort(1).values[:, :9], atol=1e-5, rtol=1e-4)
     _, places = neighbors.find_nearest(torch.cat([x, x[:1]]), 9)
     assert (int(places[0, 0]), int(places[count, 0])) == (count, 0), "points that coincide are neighbors"
+
+
+def scattered(count=3000):
+    """Points in clusters, of which some lie in one place."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(20, 8, generator=draw)[torch.arange(count) % 20] + 0.5 * torch.randn(count, 8, generator=draw)
+    x[100:140], x[200:208] = x[100], x[200]
+    return x
+
+
+def assert_same(first, second):
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("is_approximate", [False, True])
+def test_stages_in_any_order_get_the_same_neighbors_from_one_search(is_approximate, monkeypatch):
+    searched, search_once, x = [], NeighborSearch._search, scattered()
+    if is_approximate:
+        pytest.importorskip("faiss")
+        monkeypatch.setattr(neighbors, "_MAX_EXACT_POINTS", 2999)
+
+    def search_and_count(self, x_PD, count):
+        searched.append(count)
+        return search_once(self, x_PD, count)
+
+    monkeypatch.setattr(NeighborSearch, "_search", search_and_count)
+    first, second = NeighborSearch(), NeighborSearch()
+    few, many = first.find(x, 6), first.find(x.clone(), 10)
+    assert_same(few, (part[:, :6] for part in many))
+    assert_same(many, second.find(x, 10))
+    assert_same(few, second.find(x, 6))
+    assert searched == [10, 10]
+    assert_same(second.find(x, 13), search_once(NeighborSearch(), x, 13))
+    assert_same(second.find(x[:5], 3), (part[:, :3] for part in neighbors.find_nearest(x[:5], 4)))
+    assert searched == [10, 10, 13, 4]
+    if not is_approximate:
+        assert_same(many, neighbors.find_nearest(x, 10))
+        apart = torch.randn(400, 5, generator=stream())
+        assert_same(first.find(apart, 6), neighbors.find_nearest(apart, 6))
+
+
+@pytest.mark.parametrize("min_recall", [0.95, 0.0])  # from one list, which often holds too few points, neighbors lack
+def test_the_approximate_search_finds_as_many_neighbors_as_it_says(min_recall, monkeypatch, capsys):
+    faiss = pytest.importorskip("faiss")
+    monkeypatch.setattr(neighbors, "_MAX_EXACT_POINTS", 2999)
+    monkeypatch.setattr(neighbors, "_MIN_RECALL", min_recall)
+    x, num_threads, found = scattered(), faiss.omp_get_max_threads(), []
+    every = torch.cdist(x.double(), x.double()).square().fill_diagonal_(torch.inf)
+    try:
+        for threads in (1, 3):
+            faiss.omp_set_num_threads(threads)
+            search = NeighborSearch(Stages())
+            found.append(search.find(x, 10))
+            assert faiss.omp_get_max_threads() == threads
+    finally:
+        faiss.omp_set_num_threads(num_threads)
+    assert_same(*found)
+    squared, places = found[0]
+    torch.testing.assert_close(squared.double(), every.gather(1, places), atol=1e-5, rtol=1e-4)
+    assert bool((places != torch.arange(len(x))[:, None]).all()), "no point is its own neighbor"
+    assert all(len(row.unique()) == 10 for row in places)
+    is_right = squared <= every.sort(1).values[:, 9:10] + 1e-5
+    if min_recall:
+        assert float(is_right.double().mean()) > 0.93 and min_recall <= search.recalls[0] < 1
+        assert (
+            f"Found {search.recalls[0]:.1%} of the nearest neighbors of 500 of the points." in capsys.readouterr().err
+        )
+    else:
+        assert float(is_right.double().mean()) < 0.9
+
+
+def test_without_faiss_the_search_is_exact_and_says_what_would_be_faster(monkeypatch, capsys):
+    monkeypatch.setattr(neighbors, "_MAX_EXACT_POINTS", 299)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    x, search = moons()[0], NeighborSearch(Stages())
+    assert_same(search.find(x, 10), neighbors.find_nearest(x, 10))
+    assert search.recalls == [] and "after pip install 'pate-torch[large]'" in capsys.readouterr().err
 
 
 def test_the_graph_is_that_of_all_pairs(monkeypatch):
