@@ -25,8 +25,7 @@ _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
 """Number of entries in a block of distances. A block fits the cache of a CPU core, or keeps a GPU busy (256 MB)."""
 _MAX_EXACT_POINTS, _MIN_RECALL, _NUM_SAMPLE_POINTS = 50_000, 0.95, 500
 """Number of points on a CPU above which the search is approximate, its recall, and number of points that show it."""
-_NUM_SHARED_NEIGHBORS = 10
-"""Number of neighbors that are always searched, so that stages that need fewer share one search."""
+_NUM_SHARED_NEIGHBORS = 10  # always searched, so that stages that need fewer share one search
 
 
 @single_thread_mode()  # the rounding depends on the number of threads

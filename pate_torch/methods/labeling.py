@@ -131,9 +131,7 @@ class LabelingMethod(PrivateMethod):
         """Adapt the query strategy, and a recommended number of questions, to the number of public points."""
         pool_size = len(facts.pool)
         if isinstance(self.query, Prototypes) and pool_size > MAX_PROTOTYPE_POINTS:
-            stages.print_message(
-                f"query is medoids instead of {self.query.name}, because of {pool_size:,} public points."
-            )
+            stages.print_message(f"query is medoids instead of prototypes, because of {pool_size:,} public points.")
             return replace(self, query=Medoids(rounds=self.query.rounds)).complete(facts, stages)
         if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -90,7 +90,11 @@ class LabelSpreading(StudentAlgorithm):
         state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
         module.load_state_dict(state | {"1.place_PD": torch.cat(places), "1.share_PC": share_PC})
         progress(1, 1)
-        return Student(description, module.to(device).eval(), spec)
+        student = Student(description, module.to(device).eval(), spec)
+        query_Q, label_Q = problem.query_Q.cpu()[:1000], problem.label_Q.cpu()[:1000]  # predictions are slow
+        error = float((student.predict(pool_x[query_Q]) != label_Q).double().mean())
+        log("student/training_error", error, 0)
+        return replace(student, curves={"student/training_error": [(0, error)]})
 
 
 @dataclass(frozen=True, kw_only=True)

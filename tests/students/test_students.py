@@ -88,7 +88,7 @@ def test_students_of_vectors_are_as_good_as_a_linear_model_of_the_same_labels(na
 
 def test_a_student_cannot_be_handed_evaluation_labels():
     released = {"query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "model", "noisy_counts", "frequency_C"}
-    assert {field.name for field in dataclasses.fields(StudentTask)} == {"spec", "pool_x", "guide"} | released
+    assert {field.name for field in dataclasses.fields(StudentTask)} == {"spec", "pool_x", "guide", "search"} | released
     parameters = set(inspect.signature(StudentAlgorithm.fit).parameters)
     assert parameters == {"self", "task", "seed", "device", "progress", "log"}
 
