@@ -98,9 +98,8 @@ class NeighborSearch:
         name = f"Finding the neighbors of {len(x_PD):,} public points"
         if importlib.util.find_spec("faiss") is None:
             return find_nearest(x_PD, count, self.stages(f"{name}, slower than after pip install 'pate-torch[large]'"))
-        import faiss
-
-        x, progress, num_threads = x_PD.contiguous().numpy(), self.stages(name), faiss.omp_get_max_threads()
+        faiss, x, progress = importlib.import_module("faiss"), x_PD.contiguous().numpy(), self.stages(name)
+        num_threads = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(1)  # the rounding depends on the number of threads
         num_lists, recall, parts = round(4 * len(x) ** 0.5), 0.0, []
         index = faiss.IndexIVFFlat(faiss.IndexFlatL2(x.shape[1]), x.shape[1], num_lists)
