@@ -11,13 +11,15 @@ A reservation without a commit counts as spent, so a crash can lose answers but 
 is the *declared name* of the private data, so two ensembles that were trained on the same records share one budget. If
 the content of the data changes, the new fingerprint is recorded and the same account is charged. A privacy filter,
 which is fixed when the account opens, enforces the cap (``accounting.filters``). The cap is therefore a guarantee for
-all releases together, even if each release was chosen after the earlier ones. The file is for the owner of the data.
+all releases together, even if each release was chosen after the earlier ones. The ledger is for the owner of the data.
+It is a file of one machine (``chain``), or a database that several machines charge (``postgres``).
 
-    pate ledger verify|show|export|backup|raise-cap|close
+    pate ledger verify|show|export|backup|move|raise-cap|close
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -44,12 +46,9 @@ from pate_torch.privacy.accounts import (
     is_within,
     make_price_facts,
 )
-from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError
+from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError, MissingLedgerError
 
-
-def get_default_path() -> Path:
-    """Return the default path of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
-    return run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
+FILE_NAME = "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +67,28 @@ class Reservation:
 
 
 class Ledger:
-    """The ledger in one file. Each process opens one ``Ledger`` on the file, which its threads share.
+    """The ledger in one file or database. Each process opens one ``Ledger`` on it, which its threads share.
 
-    A missing file is created if ``create`` is set and ``readonly`` is not.
+    A missing ledger is created if ``create`` is set and ``readonly`` is not.
+
+    Args:
+        location: Path of a file, or URL of a PostgreSQL database.
+        home: Folder of the teachers and of suspended noise. By default that of the file.
 
     Raises:
-        LedgerError: The file is damaged, empty, no ledger, of a newer version, or cannot be written.
+        LedgerError: The ledger is damaged, empty, no ledger, of a newer version, or cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False) -> None:
-        self.path = Path(path)
-        self._chain = HashChain(self.path, create=create, readonly=readonly)
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        *,
+        home: Path | None = None,
+        create: bool = True,
+        readonly: bool = False,
+    ) -> None:
+        self._chain = _open_chain(os.fspath(location), create=create, readonly=readonly)
+        self.place, self.home = self._chain.place, home or Path(location).parent
         self._accounts: dict[str, Account] = {}
         try:
             self._catch_up()
@@ -374,8 +384,22 @@ class Ledger:
         return tuple(accounts.values())
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy a consistent state of the ledger to a new file of mode 0600."""
+        """Copy a consistent state of the ledger to a new SQLite file of mode 0600."""
         self._chain.backup(Path(path))
+
+    def move(self, url: str) -> str:
+        """Move the ledger to a PostgreSQL database without one, verify both, and return the new place.
+
+        This ledger takes no charge from then on. The same call continues an interrupted move.
+        """
+        self.verify()
+        with contextlib.closing(_open_chain(url, source=self._chain)):
+            pass
+        with Ledger(url, create=False, readonly=True) as moved:
+            moved.verify()
+            if not moved.contains_head(self.get_head()):
+                raise LedgerError(f"ledger={moved.place!r}: is another ledger. Name a database without one.")
+            return moved.place
 
     def _catch_up(self) -> None:
         try:
@@ -434,9 +458,49 @@ def _check_reason(reason: str) -> None:
         raise checks.error("reason", reason, "must state why the account is changed", "The ledger records the reason.")
 
 
-def find_account(home: Path, name: str) -> Account | None:
-    """Read an account from the ledger in ``home``. Return None if the account does not exist."""
-    if not (home / "ledger.sqlite").exists():
+def _open_chain(location: str, **options: Any) -> HashChain:
+    if "://" not in location:
+        return HashChain(Path(location), **options)
+    try:
+        from pate_torch.privacy.postgres import PostgresChain
+    except ImportError as error:
+        raise LedgerError(f"PATE_LEDGER: {error}. Install it: pip install 'pate-torch[postgres]'.") from error
+    return PostgresChain(location, **options)
+
+
+def open_ledger(home: Path, *, create: bool = True, readonly: bool = False) -> Ledger:
+    """Open the ledger of a store: the database that PATE_LEDGER names, or else ``ledger.sqlite`` in ``home``.
+
+    Raises:
+        MissingLedgerError: There is none, and ``create`` is not set or there are charges in the file.
+        LedgerError: The database lacks charges in the file, or PATE_LEDGER is not set and the file was moved.
+    """
+    url, file, newest_hash = os.environ.get("PATE_LEDGER", ""), home / FILE_NAME, ""
+    if url and file.exists():
+        with contextlib.closing(HashChain(file, create=False, readonly=True)) as old:
+            newest_entry = old.read_last_entry()
+        newest_hash = newest_entry.hash if newest_entry.seq > 1 else ""
+    ledger = Ledger(url or file, home=home, create=create and not newest_hash, readonly=readonly)
+    with contextlib.ExitStack() as exit_stack:
+        exit_stack.enter_context(ledger)
+        if newest_hash and not ledger.contains_head(newest_hash):
+            fix = "Unset PATE_LEDGER, or set PATE_HOME to another folder."
+            raise LedgerError(f"ledger={ledger.place!r}: lacks the charges in {file}. {fix}")
+        ledger._chain.check_not_moved()
+        exit_stack.pop_all()
+    return ledger
+
+
+def open_existing_ledger(home: Path, *, readonly: bool = False) -> Ledger | None:
+    """Open the ledger of a store, or return None if there is none: a run that is refused creates no ledger."""
+    try:
+        return open_ledger(home, create=False, readonly=readonly)
+    except MissingLedgerError:
         return None
-    with Ledger(home / "ledger.sqlite", create=False, readonly=True) as ledger:
-        return next((account for account in ledger.list_accounts() if account.name == name), None)
+
+
+def find_account(home: Path, name: str) -> Account | None:
+    """Read an account from the ledger of a store. Return None if the account does not exist."""
+    with open_existing_ledger(home, readonly=True) or contextlib.nullcontext() as ledger:
+        accounts = () if ledger is None else ledger.list_accounts()
+    return next((account for account in accounts if account.name == name), None)

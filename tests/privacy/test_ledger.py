@@ -26,7 +26,7 @@ from pate_torch.cli.ledger import main
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import BudgetExceeded, Charges
 from pate_torch.privacy.chain import LedgerError
-from pate_torch.privacy.ledger import Ledger, get_default_path
+from pate_torch.privacy.ledger import Ledger
 
 MU = math.sqrt(2) / 40
 PLAN = (GaussianEvent(mu=MU, count=286),)
@@ -762,9 +762,8 @@ def test_the_module_runs_from_the_home_folder(written):
     assert "5 entries" in result.stdout
 
 
-def test_default_path_follows_the_home_folder(monkeypatch):
-    monkeypatch.setenv("PATE_HOME", "/somewhere")
-    assert get_default_path() == Path("/somewhere/ledger.sqlite")
+def test_the_ledger_lies_in_the_store_of_the_user_if_no_home_folder_is_set(written, monkeypatch, capsys):
     monkeypatch.delenv("PATE_HOME")
-    monkeypatch.setenv("XDG_DATA_HOME", "/users")
-    assert get_default_path() == Path("/users/pate_torch/ledger.sqlite")
+    monkeypatch.setenv("XDG_DATA_HOME", str(written.parent.parent))
+    written.parent.rename(written.parent.with_name("pate_torch"))
+    assert answer(capsys, "verify")["entries"] == 5
