@@ -329,9 +329,7 @@ def _check_same_ledger(store: TeacherStore, name: str, ledger: Ledger) -> None:
     """Raise ValueError if a file of the store holds the hash of an entry of the account that the ledger lacks."""
     for file, head in store.find_ledger_heads(name).items():
         if not ledger.contains_head(head):
-            problem = (
-                f"was charged in another privacy ledger than {ledger.place}: {file} remembers an entry of that one"
-            )
+            problem = f"was charged in another privacy ledger than {ledger.place}: {file} remembers one of its entries"
             fix = "Restore the ledger.sqlite that lay beside the teachers, or its newest backup, or set PATE_LEDGER."
             raise checks.error("dataset.name", name, problem, fix)
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,11 @@ _LINE_WIDTH = 80
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0 if it succeeds, and 1 if it is refused or the ledger is damaged."""
     options = _make_parser().parse_args(arguments)
-    readonly = options.command in ("verify", "show", "export", "backup")
     try:
         home = run_folders.check_root(run_folders.get_home_folder())
-        path = home / FILE_NAME if options.command == "move" else None
-        if path := options.path or path:
-            ledger = Ledger(path, create=False, readonly=readonly)
-        else:
-            ledger = open_ledger(home, create=False, readonly=readonly)
-        with ledger:
+        path = options.path or (home / FILE_NAME if options.command == "move" else None)
+        open_it = partial(Ledger, path) if path else partial(open_ledger, home)
+        with open_it(create=False, readonly=options.command in ("verify", "show", "export", "backup")) as ledger:
             result, text = _COMMANDS[options.command](ledger, options)
     except (ValueError, OSError) as error:
         if options.json:

@@ -23,10 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pate_torch.privacy.postgres import PostgresConnection
+from typing import Any
 
 LEDGER_SCHEMA_VERSION = 1
 APPLICATION_ID = 0x50415445  # "PATE"
@@ -87,7 +84,7 @@ class HashChain:
     _BEGIN, _BEGIN_READING = "BEGIN IMMEDIATE", "BEGIN"
     _INSERT = "INSERT INTO entries (seq, hash, body) VALUES (:seq, :hash, :body)"
     _COUNT = "SELECT seq FROM sqlite_sequence WHERE name = 'entries'"  # counts entries that were removed, too
-    _db: sqlite3.Connection | PostgresConnection
+    _db: Any  # sqlite3.Connection, or what is used of it on a server
 
     def __init__(self, path: Path, *, create: bool = True, readonly: bool = False) -> None:
         self.path, self.place = path, str(path.absolute())
@@ -112,7 +109,7 @@ class HashChain:
 
     def _begin_use(self) -> None:
         self._pid, self._lock = os.getpid(), threading.RLock()
-        self._seq, self._hash = 0, GENESIS_HASH
+        self._seq, self._hash, self.moved_to = 0, GENESIS_HASH, ""
 
     def close(self) -> None:
         if os.getpid() == self._pid:
@@ -144,19 +141,18 @@ class HashChain:
     def append(self, kind: str, account: str, facts: dict[str, Any]) -> str:
         """Append an entry and return its hash. Call it in ``transaction``, after ``read_new_entries``."""
         assert self._db.in_transaction, "an entry outside a transaction could be lost"
-        last = self.check_not_moved()
-        assert (last.seq, last.hash) == (self._seq, self._hash), "new entries were not read before writing"
-        row = encode_entry(last.seq + 1, kind, account, facts, last.hash)
+        self.check_not_moved()
+        seq, prev = self._read_last()
+        assert (seq, prev) == (self._seq, self._hash), "new entries were not read before writing"
+        row = encode_entry(seq + 1, kind, account, facts, prev)
         self._db.execute(self._INSERT, row)
         return str(row["hash"])
 
-    def check_not_moved(self) -> LedgerEntry:
-        """Return the newest entry. Raise LedgerError if it says that the chain was moved to a database."""
-        last = self.read_last_entry()
-        if last.kind == "moved":
+    def check_not_moved(self) -> None:
+        """Raise LedgerError if the newest entry that was read says that the chain was moved to a database."""
+        if self.moved_to:
             fix = "Set PATE_LEDGER to the URL of that database."
-            raise LedgerError(f"ledger={self.place!r}: was moved to {last.facts['to']}, and takes no charge. {fix}")
-        return last
+            raise LedgerError(f"ledger={self.place!r}: was moved to {self.moved_to}, and takes no charge. {fix}")
 
     def read_new_entries(self) -> list[LedgerEntry]:
         """Return the entries since the last call, each checked against the previous one."""
@@ -164,6 +160,7 @@ class HashChain:
             entries = self._read_entries_after(self._seq, self._hash)
             if entries:
                 self._seq, self._hash = entries[-1].seq, entries[-1].hash
+                self.moved_to = str(entries[-1].facts["to"]) if entries[-1].kind == "moved" else ""
             return entries
 
     def rewind(self) -> None:
@@ -206,21 +203,16 @@ class HashChain:
 
     def get_head(self) -> str:
         """Return the hash of the newest entry."""
-        return self.read_last_entry().hash
-
-    def read_last_entry(self) -> LedgerEntry:
-        """Return the newest entry, unchecked."""
         with self._snapshot():
-            row = self._db.execute(f"{_SELECT} ORDER BY seq DESC LIMIT 1").fetchone()
-        if row is None:
-            raise self._damaged_error("it has no entries")
-        return LedgerEntry(**json.loads(row[2]), hash=row[1])
+            return self._read_last()[1]
 
     def contains(self, entry_hash: str) -> bool:
         """Whether an entry has this hash."""
         with self._snapshot():
-            row = self._db.execute("SELECT 1 FROM entries WHERE hash = :hash", {"hash": entry_hash}).fetchone()
-        return row is not None
+            return (
+                self._db.execute("SELECT 1 FROM entries WHERE hash = :hash", {"hash": entry_hash}).fetchone()
+                is not None
+            )
 
     def read_rows(self) -> list[dict[str, Any]]:
         """Return every row of the table, unchecked."""
@@ -241,6 +233,10 @@ class HashChain:
         if path.exists():
             raise LedgerError(f"backup={str(path)!r}: already exists. Name a new file.")
         create_file(path, self.read_rows())
+
+    def _read_last(self) -> tuple[int, str]:
+        row = self._db.execute(f"{_SELECT} ORDER BY seq DESC LIMIT 1").fetchone()
+        return (row[0], row[1]) if row is not None else (0, GENESIS_HASH)
 
     def _parse_row(self, row: tuple[Any, Any, Any], seq: int, prev: str) -> LedgerEntry:
         number, entry_hash, text = row

@@ -12,7 +12,6 @@ is the *declared name* of the private data, so two ensembles that were trained o
 the content of the data changes, the new fingerprint is recorded and the same account is charged. A privacy filter,
 which is fixed when the account opens, enforces the cap (``accounting.filters``). The cap is therefore a guarantee for
 all releases together, even if each release was chosen after the earlier ones. The ledger is for the owner of the data.
-It is a file of one machine (``chain``), or a database that several machines charge (``postgres``).
 
     pate ledger verify|show|export|backup|move|raise-cap|close
 """
@@ -67,31 +66,26 @@ class Reservation:
 
 
 class Ledger:
-    """The ledger in one file or database. Each process opens one ``Ledger`` on it, which its threads share.
+    """The ledger in a file, or in a PostgreSQL database. Each process opens one ``Ledger``, which its threads share.
 
-    A missing ledger is created if ``create`` is set and ``readonly`` is not.
+    A missing ledger is created if ``create`` is set, as by default, and ``readonly`` is not.
 
-    Args:
-        location: Path of a file, or URL of a PostgreSQL database.
-        home: Folder of the teachers and of suspended noise. By default that of the file.
+    Attributes:
+        place: Path, or URL without user and password.
+        home: Folder of teachers and suspended noise. By default that of the file.
 
     Raises:
         LedgerError: The ledger is damaged, empty, no ledger, of a newer version, or cannot be written.
     """
 
-    def __init__(
-        self,
-        location: str | os.PathLike[str],
-        *,
-        home: Path | None = None,
-        create: bool = True,
-        readonly: bool = False,
-    ) -> None:
-        self._chain = _open_chain(os.fspath(location), create=create, readonly=readonly)
-        self.place, self.home = self._chain.place, home or Path(location).parent
+    def __init__(self, location: str | os.PathLike[str], *, home: Path | None = None, **options: bool) -> None:
+        self._chain = _open_chain(os.fspath(location), **options)
+        self.place, self.home = self._chain.place, home or Path(self._chain.place).parent
         self._accounts: dict[str, Account] = {}
         try:
             self._catch_up()
+            if home is not None:
+                self._check_complete(home / FILE_NAME)
         except LedgerError:
             self._chain.close()
             raise
@@ -393,13 +387,21 @@ class Ledger:
         This ledger takes no charge from then on. The same call continues an interrupted move.
         """
         self.verify()
-        with contextlib.closing(_open_chain(url, source=self._chain)):
-            pass
+        _open_chain(url, old=self._chain).close()
         with Ledger(url, create=False, readonly=True) as moved:
             moved.verify()
             if not moved.contains_head(self.get_head()):
                 raise LedgerError(f"ledger={moved.place!r}: is another ledger. Name a database without one.")
             return moved.place
+
+    def _check_complete(self, file: Path) -> None:
+        """Raise LedgerError if the ledger was moved, or lacks entries of the file that its store holds."""
+        self._chain.check_not_moved()
+        if "://" in self.place and file.exists():
+            with contextlib.closing(HashChain(file, create=False, readonly=True)) as old:
+                if not self._chain.contains(old.get_head()):
+                    fix = "Unset PATE_LEDGER, or set PATE_HOME to another folder."
+                    raise LedgerError(f"ledger={self.place!r}: lacks the charges in {file}. {fix}")
 
     def _catch_up(self) -> None:
         try:
@@ -459,7 +461,7 @@ def _check_reason(reason: str) -> None:
 
 
 def _open_chain(location: str, **options: Any) -> HashChain:
-    if "://" not in location:
+    if "://" not in location and not location.startswith("postgresql"):
         return HashChain(Path(location), **options)
     try:
         from pate_torch.privacy.postgres import PostgresChain
@@ -472,23 +474,10 @@ def open_ledger(home: Path, *, create: bool = True, readonly: bool = False) -> L
     """Open the ledger of a store: the database that PATE_LEDGER names, or else ``ledger.sqlite`` in ``home``.
 
     Raises:
-        MissingLedgerError: There is none, and ``create`` is not set or there are charges in the file.
-        LedgerError: The database lacks charges in the file, or PATE_LEDGER is not set and the file was moved.
+        LedgerError: The database lacks entries of the file, or PATE_LEDGER is not set and the file was moved.
     """
-    url, file, newest_hash = os.environ.get("PATE_LEDGER", ""), home / FILE_NAME, ""
-    if url and file.exists():
-        with contextlib.closing(HashChain(file, create=False, readonly=True)) as old:
-            newest_entry = old.read_last_entry()
-        newest_hash = newest_entry.hash if newest_entry.seq > 1 else ""
-    ledger = Ledger(url or file, home=home, create=create and not newest_hash, readonly=readonly)
-    with contextlib.ExitStack() as exit_stack:
-        exit_stack.enter_context(ledger)
-        if newest_hash and not ledger.contains_head(newest_hash):
-            fix = "Unset PATE_LEDGER, or set PATE_HOME to another folder."
-            raise LedgerError(f"ledger={ledger.place!r}: lacks the charges in {file}. {fix}")
-        ledger._chain.check_not_moved()
-        exit_stack.pop_all()
-    return ledger
+    url, file = os.environ.get("PATE_LEDGER"), home / FILE_NAME
+    return Ledger(url or file, home=home, create=create and not (url and file.exists()), readonly=readonly)
 
 
 def open_existing_ledger(home: Path, *, readonly: bool = False) -> Ledger | None:
@@ -502,5 +491,5 @@ def open_existing_ledger(home: Path, *, readonly: bool = False) -> Ledger | None
 def find_account(home: Path, name: str) -> Account | None:
     """Read an account from the ledger of a store. Return None if the account does not exist."""
     with open_existing_ledger(home, readonly=True) or contextlib.nullcontext() as ledger:
-        accounts = () if ledger is None else ledger.list_accounts()
+        accounts = ledger.list_accounts() if ledger is not None else ()
     return next((account for account in accounts if account.name == name), None)

@@ -20,8 +20,7 @@ def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> s
 
     A release that its first answers stopped is charged for these answers alone.
     """
-    ledger = "PATE_LEDGER" if os.environ.get("PATE_LEDGER") else (home / FILE_NAME).absolute()
-    total = account.guarantee
+    ledger, total = "PATE_LEDGER" if "PATE_LEDGER" in os.environ else (home / FILE_NAME).absolute(), account.guarantee
     events = (c.incurred_events if c.is_stopped else c.reserved_events for c in charges)
     charged = account.compute_guarantee(itertools.chain.from_iterable(events))
     if total is None or charged is None:

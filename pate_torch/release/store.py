@@ -25,7 +25,7 @@ from torch import Tensor
 from pate_torch.accounting import events
 from pate_torch.core import checks, files, run_folders
 from pate_torch.methods.base import FirstAnswers, MethodDescription, ModelRelease
-from pate_torch.privacy.ledger import Ledger, open_existing_ledger
+from pate_torch.privacy.ledger import Ledger, open_ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students import store as student_store
@@ -377,9 +377,7 @@ class UnfinishedCall:
         if not (self.list_runs(self.store, self.account) and self._note_path.exists()):
             return None
         folder = Path(json.loads(self._note_path.read_text())["folder"])
-        if (ledger := open_existing_ledger(self.store.root)) is None:
-            return None
-        with ledger:
+        with open_ledger(self.store.root, create=False) as ledger:
             entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
         own_ids = {e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name}
         commits = [entry.facts for entry in entries if entry.kind == "commit" and "stopped" not in entry.facts]

@@ -126,18 +126,18 @@ def count_messages(server, database, call) -> int:
 def test_a_lost_connection_draws_nothing_that_is_not_charged(server, database, ledger, mode):
     """At every message of the client, of which each statement is one or two."""
     with open("/tmp/led-tmp/log", "w") as log:
-     for fail_at in range(count_messages(server, database, lambda url: charge(url, []))):
-        before, drawn = read_reservations(server, database), []
-        with Proxy(server, mode, fail_at) as proxy:
-            url = server.get_url(database, proxy.port)
-            try:
-                charge(url, drawn)
-                told = None
-            except LedgerError as error:
-                told = str(error)
-            new = read_reservations(server, database)[len(before) :]
-            print(fail_at, told, drawn, new, file=log)
-            assert set(drawn) <= set(new) and len(new) <= 1, (fail_at, told)
-            if told is not None:
-                assert "\n" not in told and PASSWORD not in told and USER not in told, told
-                assert ("Nothing was recorded" in told) != ("if the entry was written" in told.lower()), told
+        for fail_at in range(count_messages(server, database, lambda url: charge(url, []))):
+            before, drawn = read_reservations(server, database), []
+            with Proxy(server, mode, fail_at) as proxy:
+                url = server.get_url(database, proxy.port)
+                try:
+                    charge(url, drawn)
+                    told = None
+                except LedgerError as error:
+                    told = str(error)
+                new = read_reservations(server, database)[len(before) :]
+                print(fail_at, told, drawn, new, file=log)
+                assert set(drawn) <= set(new) and len(new) <= 1, (fail_at, told)
+                if told is not None:
+                    assert "\n" not in told and PASSWORD not in told and USER not in told, told
+                    assert ("Nothing was recorded" in told) != ("if the entry was written" in told.lower()), told
