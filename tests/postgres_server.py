@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import os
 import pwd
 import select
@@ -43,8 +42,8 @@ class PostgresServer:
         file.write_text(PASSWORD)
         file.chmod(0o644)
         arguments = ["--username", USER, "--pwfile", file, "--auth=scram-sha-256", "--no-sync", "--locale=C"]
+        arguments += ["--set", "scram_iterations=1"]  # not to pay for a strong password at each connection
         subprocess.run([self._programs / "initdb", "-D", self._data, *arguments], check=True, **self._options)
-        self._numbers = itertools.count()
 
     def start(self) -> None:
         settings = [f"-cport={self.port}", f"-cunix_socket_directories={self._folder}", "-clisten_addresses=127.0.0.1"]
@@ -66,11 +65,10 @@ class PostgresServer:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def create_database(self) -> str:
-        """Make an empty database, and return its name."""
-        name = f"ledger{next(self._numbers)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
-        return name
+    def empty_database(self) -> str:
+        """Return the name of a database without a ledger."""
+        self.execute("DROP SCHEMA IF EXISTS pate_ledger CASCADE; ALTER DATABASE postgres RESET ALL")
+        return "postgres"
 
     def get_url(self, database: str, port: int | None = None) -> str:
         address = f"127.0.0.1:{port or self.port}/{database}?sslmode=disable&gssencmode=disable"
@@ -97,10 +95,10 @@ def find_free_port() -> int:
 class Proxy:
     """Passes on what a client sends, until the message ``fail_at``, at which the connection is lost (``mode``)."""
 
-    def __init__(self, server: PostgresServer, mode: str = BEFORE, fail_at: int | None = None) -> None:
-        self._server, self._mode, self.fail_at = server, mode, fail_at
-        self.count, self.on_failure = 0, (lambda: None)  # type: Callable[[], None]
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, server: PostgresServer, mode: str = BEFORE, fail_at: int | None = None, port: int = 0) -> None:
+        self._server, self._mode, self.fail_at, self.count = server, mode, fail_at, 0
+        self.on_failure: Callable[[], object] = str
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port = int(self._listener.getsockname()[1])
 
     def __enter__(self) -> Proxy:
@@ -118,9 +116,9 @@ class Proxy:
         with contextlib.suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
-                with client, socket.create_connection(("127.0.0.1", self._server.port)) as server:
-                    with contextlib.suppress(OSError):
-                        self._pass_on(client, server)
+                address = ("127.0.0.1", self._server.port)
+                with client, socket.create_connection(address) as server, contextlib.suppress(OSError):
+                    self._pass_on(client, server)
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         while True:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
-from pate_torch.core import run_folders
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.chain import LedgerError
-from pate_torch.privacy.ledger import FILE_NAME, Ledger, open_ledger
+from pate_torch.privacy.ledger import Ledger, get_default_path, open_ledger
 
 EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a wrong command line
 _LINE_WIDTH = 80
@@ -27,9 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0 if it succeeds, and 1 if it is refused or the ledger is damaged."""
     options = _make_parser().parse_args(arguments)
     try:
-        home = run_folders.check_root(run_folders.get_home_folder())
-        path = options.path or (home / FILE_NAME if options.command == "move" else None)
-        open_it = partial(Ledger, path) if path else partial(open_ledger, home)
+        path = options.path or (get_default_path() if options.command == "move" else None)
+        open_it = partial(Ledger, path) if path else open_ledger
         with open_it(create=False, readonly=options.command in ("verify", "show", "export", "backup")) as ledger:
             result, text = _COMMANDS[options.command](ledger, options)
     except (ValueError, OSError) as error:

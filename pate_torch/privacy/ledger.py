@@ -47,7 +47,10 @@ from pate_torch.privacy.accounts import (
 )
 from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError, MissingLedgerError
 
-FILE_NAME = "ledger.sqlite"
+
+def get_default_path() -> Path:
+    """Return the default path of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
+    return run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,7 @@ class Ledger:
         try:
             self._catch_up()
             if home is not None:
-                self._check_complete(home / FILE_NAME)
+                self._check_complete(home / "ledger.sqlite")
         except LedgerError:
             self._chain.close()
             raise
@@ -470,14 +473,14 @@ def _open_chain(location: str, **options: Any) -> HashChain:
     return PostgresChain(location, **options)
 
 
-def open_ledger(home: Path, *, create: bool = True, readonly: bool = False) -> Ledger:
-    """Open the ledger of a store: the database that PATE_LEDGER names, or else ``ledger.sqlite`` in ``home``.
+def open_ledger(home: Path | None = None, *, create: bool = True, readonly: bool = False) -> Ledger:
+    """Open the ledger of a store: the database that PATE_LEDGER names, or else ``ledger.sqlite`` in its folder.
 
     Raises:
         LedgerError: The database lacks entries of the file, or PATE_LEDGER is not set and the file was moved.
     """
-    url, file = os.environ.get("PATE_LEDGER"), home / FILE_NAME
-    return Ledger(url or file, home=home, create=create and not (url and file.exists()), readonly=readonly)
+    url, file = os.environ.get("PATE_LEDGER"), get_default_path() if home is None else home / "ledger.sqlite"
+    return Ledger(url or file, home=file.parent, create=create and not (url and file.exists()), readonly=readonly)
 
 
 def open_existing_ledger(home: Path, *, readonly: bool = False) -> Ledger | None:

@@ -49,7 +49,8 @@ class PostgresConnection:
         problem = "must be postgresql+psycopg://USER@HOST/DATABASE, with %40 for @ in a password. It is not shown"
         with suppress(SQLAlchemyError, ValueError):
             self._url = sqlalchemy.make_url(url)
-            if self._url.drivername == "postgresql+psycopg" and self._url.database and "@" not in f"{self._url.host}":
+            parts = f"{self._url.drivername}://{self._url.host}/{self._url.database}"  # an @ is of a password
+            if parts.startswith("postgresql+psycopg:") and self._url.database and "@" not in parts:
                 problem = ""
         if problem:
             raise LedgerError(f"PATE_LEDGER: {problem} here, as it may hold one.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.privacy.accounts import Account, Charge
-from pate_torch.privacy.ledger import FILE_NAME, find_account
+from pate_torch.privacy.ledger import find_account
 from pate_torch.release.store import UnfinishedCall
 from pate_torch.teachers.store import TeacherStore
 
@@ -20,7 +20,8 @@ def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> s
 
     A release that its first answers stopped is charged for these answers alone.
     """
-    ledger, total = "PATE_LEDGER" if "PATE_LEDGER" in os.environ else (home / FILE_NAME).absolute(), account.guarantee
+    ledger = "PATE_LEDGER" if os.environ.get("PATE_LEDGER") else (home / "ledger.sqlite").absolute()
+    total = account.guarantee
     events = (c.incurred_events if c.is_stopped else c.reserved_events for c in charges)
     charged = account.compute_guarantee(itertools.chain.from_iterable(events))
     if total is None or charged is None:
