@@ -114,7 +114,7 @@ def _backup(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
 def _move(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
     place = ledger.move(options.url)
     text = f"{ledger.place} was moved to {place}, and both were verified. Set PATE_LEDGER on every machine."
-    return {"place": place, "head": ledger.get_head()}, text
+    return {"place": place}, text
 
 
 def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> CommandResult:

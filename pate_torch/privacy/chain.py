@@ -151,8 +151,7 @@ class HashChain:
     def check_not_moved(self) -> None:
         """Raise LedgerError if the newest entry that was read says that the chain was moved to a database."""
         if self.moved_to:
-            fix = "Set PATE_LEDGER to the URL of that database."
-            raise LedgerError(f"ledger={self.place!r}: was moved to {self.moved_to}, and takes no charge. {fix}")
+            raise LedgerError(f"ledger={self.place!r}: was moved to {self.moved_to}. Set PATE_LEDGER to its URL.")
 
     def read_new_entries(self) -> list[LedgerEntry]:
         """Return the entries since the last call, each checked against the previous one."""
@@ -209,10 +208,7 @@ class HashChain:
     def contains(self, entry_hash: str) -> bool:
         """Whether an entry has this hash."""
         with self._snapshot():
-            return (
-                self._db.execute("SELECT 1 FROM entries WHERE hash = :hash", {"hash": entry_hash}).fetchone()
-                is not None
-            )
+            return self._db.execute(f"{_SELECT} WHERE hash = :hash", {"hash": entry_hash}).fetchone() is not None
 
     def read_rows(self) -> list[dict[str, Any]]:
         """Return every row of the table, unchecked."""

@@ -71,11 +71,9 @@ class Reservation:
 class Ledger:
     """The ledger in a file, or in a PostgreSQL database. Each process opens one ``Ledger``, which its threads share.
 
-    A missing ledger is created if ``create`` is set, as by default, and ``readonly`` is not.
-
-    Attributes:
-        place: Path, or URL without user and password.
-        home: Folder of teachers and suspended noise. By default that of the file.
+    A missing ledger is created if ``create`` is set, as by default, and ``readonly`` is not. ``home`` is the folder of
+    the teachers and of suspended noise, by default that of the file, or PATE_HOME. ``place`` is the path, or the URL without user and
+    password.
 
     Raises:
         LedgerError: The ledger is damaged, empty, no ledger, of a newer version, or cannot be written.
@@ -83,7 +81,8 @@ class Ledger:
 
     def __init__(self, location: str | os.PathLike[str], *, home: Path | None = None, **options: bool) -> None:
         self._chain = _open_chain(os.fspath(location), **options)
-        self.place, self.home = self._chain.place, home or Path(self._chain.place).parent
+        self.place = self._chain.place
+        self.home = home or (get_default_path() if "://" in self.place else Path(self.place)).parent
         self._accounts: dict[str, Account] = {}
         try:
             self._catch_up()

@@ -61,10 +61,6 @@ class PostgresConnection:
         self._connection: sqlalchemy.Connection | None = None
         self._outcome = _NOTHING
 
-    @property
-    def in_transaction(self) -> bool:
-        return self._connection is not None
-
     def execute(self, statement: str, values: Mapping[str, Any] | None = None) -> Any:
         try:
             self._connection = self._connection or self._engine.connect()
@@ -95,7 +91,7 @@ class PostgresConnection:
             with suppress(SQLAlchemyError):
                 connection.close()
 
-    close = rollback
+    close, in_transaction = rollback, property(lambda self: self._connection is not None)
 
     def _make_error(self, error: SQLAlchemyError) -> LedgerError:
         text = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0].rstrip(".")
