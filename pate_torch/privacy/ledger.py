@@ -71,9 +71,9 @@ class Reservation:
 class Ledger:
     """The ledger in a file, or in a PostgreSQL database. Each process opens one ``Ledger``, which its threads share.
 
-    A missing ledger is created if ``create`` is set, as by default, and ``readonly`` is not. ``place`` is its path, or its
-    URL without user and password. ``home`` is the folder of teachers and suspended noise, by default that of the file,
-    or PATE_HOME.
+    A missing ledger is created if ``create`` is set, as by default, and ``readonly`` is not. ``place`` is its path, or
+    its URL without user and password. ``home`` is the folder of teachers and suspended noise, by default that of the
+    file, or PATE_HOME.
 
     Raises:
         LedgerError: The ledger is damaged, empty, no ledger, of a newer version, or cannot be written.
