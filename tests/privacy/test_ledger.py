@@ -384,7 +384,7 @@ def test_processes_racing_for_one_account_lose_no_charge_and_stop_at_the_cap(pat
     assert [worker.exitcode for worker in workers] == [0] * processes
     with Ledger(path) as ledger:
         (account,) = ledger.verify()
-        room = math.floor(gdp.compute_mu(4.0, 1e-5) ** 2 / 0.02**2)
+        room = math.floor(gdp.compute_mu(4.0, 9e-6) ** 2 / 0.02**2)  # a tenth of delta is reserved for failures
         assert account.num_releases + account.num_open == admitted.value == min(room, processes * attempts)
         assert account.total_cost.scalar == pytest.approx(admitted.value * 0.02**2, rel=1e-12)
         assert ledger.get_account("shared").guarantee.epsilon <= 4.0
