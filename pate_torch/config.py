@@ -169,11 +169,6 @@ class RunConfig:
             self.method.check_student(self.student)
 
     @property
-    def ledger_path(self) -> Path:
-        """Path of the ledger, which lies beside the teachers."""
-        return self.root / "ledger.sqlite"
-
-    @property
     def trains_student(self) -> bool:
         """Whether a student is trained on the release."""
         return self.student is not None or self.selection is not None

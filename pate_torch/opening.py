@@ -26,7 +26,7 @@ from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
 from pate_torch.privacy.budget import Budget
-from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.ledger import Ledger, open_existing_ledger, open_ledger
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.release import owner_file
@@ -128,7 +128,7 @@ class OpenRun:
             planned_events = config.privacy_events(facts)
             reused = unfinished_call = forecast = None
             if config.labels is None:
-                with _open_existing_ledger(config.ledger_path) as existing_ledger:
+                with open_existing_ledger(config.root) or contextlib.nullcontext() as existing_ledger:
                     config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
                     _check_new_account_cap(config, facts.spec.name, planned_events, _read_caps(existing_ledger))
                 if (forecast := config.method.forecast_warning(facts)) is not None:
@@ -136,7 +136,7 @@ class OpenRun:
                 unfinished_call = _make_unfinished_call(config, facts, splits.all_private)
                 config, reused = _resume_call(config, facts, unfinished_call, stages)
                 exit_stack.enter_context(_run_folder_lock(config))
-                ledger = exit_stack.enter_context(Ledger(config.ledger_path))
+                ledger = exit_stack.enter_context(open_ledger(config.root))
             else:
                 ledger, reused = exit_stack.enter_context(_open_reused_release(config, facts))
             run = cls(
@@ -165,7 +165,7 @@ class OpenRun:
         """Open a run that charges nothing, to train teachers or a student of an earlier release."""
         create_private_folder(config.root, "store")
         with (
-            Ledger(config.ledger_path) as ledger,
+            open_ledger(config.root) as ledger,
             Stages(quiet=config.quiet, callback=config.callback) as stages,
             contextlib.ExitStack() as exit_stack,
         ):
@@ -189,7 +189,7 @@ class OpenRun:
         """
         create_private_folder(config.root, "store")
         fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), splits.all_private)
-        return _open_account(config, Ledger(config.ledger_path), splits, planned_events, fingerprint)
+        return _open_account(config, open_ledger(config.root), splits, planned_events, fingerprint)
 
     def _open_budget(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
         """Open the account if anything is charged, and create the owner's folder."""
@@ -335,8 +335,8 @@ def _check_same_ledger(store: TeacherStore, name: str, ledger: Ledger) -> None:
     """Raise ValueError if a file of the store holds the hash of an entry of the account that the ledger lacks."""
     for file, head in store.find_ledger_heads(name).items():
         if not ledger.contains_head(head):
-            problem = f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry of that one"
-            fix = "Restore the ledger.sqlite that lay beside the teachers, or its newest backup. It lists all charges."
+            problem = f"was charged in another privacy ledger than {ledger.place}: {file} remembers one of its entries"
+            fix = "Restore the ledger.sqlite that lay beside the teachers, or its newest backup, or set PATE_LEDGER."
             raise checks.error("dataset.name", name, problem, fix)
 
 
@@ -377,17 +377,12 @@ def _run_folder_lock(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def _open_existing_ledger(path: Path) -> contextlib.AbstractContextManager[Ledger | None]:
-    """Open the ledger, or return None if the file does not exist: a run that is refused creates no ledger."""
-    return Ledger(path) if path.exists() else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def _open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
     """Open the ledger, read the release that ``config.labels`` names, and lock the folder of the run."""
     assert config.labels is not None
     release_folder = release_store.find_release(config.root, config.labels)
-    with Ledger(config.ledger_path, create=False) as ledger:
+    with open_ledger(config.root, create=False) as ledger:
         written = release_store.read(release_folder, facts.pool, facts.spec, ledger)
         with _run_folder_lock(config):
             release_store.check_unused_folder(config.folder, written.release.id)
@@ -421,18 +416,18 @@ def _resume_call(
     if unfinished_call is None:
         return config, None
     if config.method.releases_model:
-        found_model = unfinished_call.find_model(config.ledger_path)
+        found_model = unfinished_call.find_model()
         if found_model is None:
             return config, None
         folder, release_id = found_model
         student = load_student(folder / "release" / "student.safetensors")
         written = WrittenRelease(release=ModelRelease(release_id, student), record=make_record(config, facts))
     else:
-        interruption = unfinished_call.find(config.ledger_path)
+        interruption = unfinished_call.find()
         if interruption is None:
             return config, None
         folder, committed_ids = interruption
-        with Ledger(config.ledger_path, create=False) as ledger:
+        with open_ledger(config.root, create=False) as ledger:
             written = release_store.read(folder / "release", facts.pool, facts.spec, ledger)
         if written.release.id not in committed_ids:
             return config, None

@@ -276,7 +276,7 @@ class ReleaseSession(OpenRun):
                 self.private_writer.log_metrics(metrics)
             paths["Private"], rows = self.private_dir, metrics.format_rows()
         if shows_table:
-            print_summary(report, owner=rows, paths=paths | {"Ledger": self.ledger.path.absolute()})
+            print_summary(report, owner=rows, paths=paths | {"Ledger": self.ledger.place})
         return report
 
     def write_report(

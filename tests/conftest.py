@@ -38,6 +38,15 @@ def home_of_tests(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("PATE_HOME", str(tmp_path_factory.getbasetemp() / "home"))
 
 
+@pytest.fixture(scope="session")
+def postgres_server():
+    """A PostgreSQL server, which starts with the first test that asks for it."""
+    from tests.postgres_server import running_server
+
+    with running_server() as server:
+        yield server
+
+
 @pytest.fixture
 def simulated_gpu():
     """A simulated GPU, which ``cuda`` names until the test is over."""

@@ -425,7 +425,7 @@ class PrivateLabeler:
         charges = self.ledger.get_charges(self.account) if blocks else {}
         if not charges.keys() >= blocks.keys():
             problem = "contains answers that were charged to another ledger"
-            raise self._journal.make_error(problem, f"{self.ledger.path} has no charge for these answers.")
+            raise self._journal.make_error(problem, f"{self.ledger.place} has no charge for these answers.")
         for reservation in blocks:
             if reservation not in closed_ids and charges[reservation].is_committed:  # interrupted before "close"
                 self._journal.append("close", reservation=reservation)

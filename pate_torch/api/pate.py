@@ -332,7 +332,7 @@ class PATE:
         with annotate_disk_error(self.home, self.name), ReleaseSession.open(config, self._clock, advise) as session:
             if session.forecast is not None:
                 warnings.warn(session.forecast, feasibility.LowSignalWarning, stacklevel=3)
-            session.stages.print_message(f"Charging account {self.name!r} in {session.ledger.path.absolute()}.")
+            session.stages.print_message(f"Charging account {self.name!r} in {session.ledger.place}.")
             written = session.run()
         self._session, self._written, self._student = session, written, None
         if finish:

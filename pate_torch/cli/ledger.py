@@ -1,4 +1,4 @@
-"""``pate ledger``: show, check, export and copy the ledger; raise the cap of an account, or close an account."""
+"""``pate ledger``: show, check, export, copy and move the ledger; raise the cap of an account, or close an account."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.chain import LedgerError
-from pate_torch.privacy.ledger import Ledger, get_default_path
+from pate_torch.privacy.ledger import Ledger, get_default_path, open_ledger
 
 EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a wrong command line
 _LINE_WIDTH = 80
@@ -24,10 +25,10 @@ _LINE_WIDTH = 80
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0 if it succeeds, and 1 if it is refused or the ledger is damaged."""
     options = _make_parser().parse_args(arguments)
-    path = options.path or get_default_path()
     try:
-        readonly = options.command in ("verify", "show", "export", "backup")
-        with Ledger(path, create=False, readonly=readonly) as ledger:
+        path = options.path or (get_default_path() if options.command == "move" else None)
+        open_it = partial(Ledger, path) if path else open_ledger
+        with open_it(create=False, readonly=options.command in ("verify", "show", "export", "backup")) as ledger:
             result, text = _COMMANDS[options.command](ledger, options)
     except (ValueError, OSError) as error:
         if options.json:
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     shared_options = argparse.ArgumentParser(add_help=False)
-    path_help = "file of the ledger (default: ledger.sqlite in PATE_HOME or in the user's store)"
+    path_help = "file of the ledger (default: PATE_LEDGER, or ledger.sqlite in PATE_HOME or in the user's store)"
     shared_options.add_argument("--path", type=Path, help=path_help)
     shared_options.add_argument("--json", action="store_true", help="print one JSON object")
     parser = argparse.ArgumentParser(prog="pate ledger", description="The privacy ledger (PRIVATE).")
@@ -58,6 +59,8 @@ def _make_parser() -> argparse.ArgumentParser:
     export = add_command("export", "print every entry as one JSON object per line")
     export.add_argument("--output", type=Path, help="new file for the entries (default: the terminal)")
     add_command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
+    move = add_command("move", "move ledger.sqlite to a PostgreSQL database, which several machines can charge")
+    move.add_argument("url", help="postgresql+psycopg://USER@HOST/DATABASE")
     raise_cap = add_command("raise-cap", "raise the epsilon cap of an account")
     close = add_command("close", "close an account, which then accepts no charge")
     for command in (raise_cap, close):
@@ -76,7 +79,7 @@ def _verify(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
         problem = "is not in this ledger: entries of the ledger were lost, or the hash is from another ledger"
         raise LedgerError(f"contains={options.contains!r}: {problem}. Restore a backup that contains the hash.")
     entries, head = len(ledger.read_entries()), ledger.get_head()
-    text = f"{ledger.path}: {entries} entries and {len(accounts)} accounts are consistent\nhead {head}"
+    text = f"{ledger.place}: {entries} entries and {len(accounts)} accounts are consistent\nhead {head}"
     return {"entries": entries, "head": head, "accounts": [_describe_account(a) for a in accounts]}, text
 
 
@@ -104,8 +107,14 @@ def _export(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
 def _backup(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
     ledger.verify()
     ledger.backup(options.destination)
-    text = f"{ledger.path} was copied to {options.destination}"
+    text = f"{ledger.place} was copied to {options.destination}"
     return {"backup": str(options.destination), "head": ledger.get_head()}, text
+
+
+def _move(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
+    place = ledger.move(options.url)
+    text = f"{ledger.place} was moved to {place}, and both were verified. Set PATE_LEDGER on every machine."
+    return {"place": place}, text
 
 
 def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
@@ -123,6 +132,7 @@ _COMMANDS = {
     "show": _show,
     "export": _export,
     "backup": _backup,
+    "move": _move,
     "raise-cap": _raise_cap,
     "close": _close,
 }

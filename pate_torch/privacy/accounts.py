@@ -256,8 +256,8 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
     name, facts = entry.account, entry.facts
     try:
         match entry.kind:
-            case "genesis":
-                _require(not accounts, "a ledger begins once")
+            case "genesis" | "moved" | "arrived":
+                _require(entry.kind != "genesis" or not accounts, "a ledger begins once")
             case "open":
                 account = accounts.get(name)
                 _require(account is None or not (account.charges or account.is_closed), "the account is in use already")

@@ -11,9 +11,9 @@ ledger. The only other noise source is ``DryRunNoise``, whose answers cannot be 
 
 A release that takes several calls is suspended by ``spending.suspend(state)``, with a hash of everything that is needed
 to continue, and resumed by ``with budget.resume(spending.id, state) as spending``. Noise that the next call needs again
-(``NoiseSource.state``, such as the threshold of a sparse vector) is stored beside the ledger, and the ledger stores its
-hash together with the state. Only the newest recorded state can be resumed, and only once, because noise may be drawn
-after it. If that call does not record a new state, the worst case stays charged.
+(``NoiseSource.state``, such as the threshold of a sparse vector) is stored on this machine, where alone the release can
+be resumed, and the ledger stores its hash together with the state. Only the newest recorded state can be resumed, and
+only once, because noise may be drawn after it. If that call does not record a new state, the worst case stays charged.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Budget:
         return charge.is_suspended and charge.state_digest == state_digest + noise_digest
 
     def _get_state_path(self, reservation: str) -> Path:
-        return self.ledger.path.with_name("suspended") / f"{reservation}.json"
+        return self.ledger.home / "suspended" / f"{reservation}.json"
 
     @contextmanager
     def _open_spending(self, reservation: Reservation, noise_state: Mapping[str, float]) -> Iterator[Spending]:

@@ -6,7 +6,7 @@ stored outside the ledger (``contains``). The chain protects against accidents a
 against somebody who rewrites the whole file and every copy of its newest hash.
 
 An existing file that is not a complete ledger of this version is refused, even if it is empty. The file must be on a
-local disk, because SQLite's locks do not work on network file systems.
+local disk, because SQLite's locks do not work on network file systems. ``postgres`` keeps a chain on a server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,12 +38,17 @@ SCHEMA = {
     "no_delete": "CREATE TRIGGER no_delete BEFORE DELETE ON entries"
     " BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
 }
+_SELECT = "SELECT seq, hash, body FROM entries"
 ABANDONED_SECONDS = 3600
 RESTORE_HINT = "Keep the file, and restore a backup that contains the hash in your newest summary.json (ledger_head)."
 
 
 class LedgerError(ValueError):
     """The ledger cannot be read or written, or it was changed. Nothing was recorded."""
+
+
+class MissingLedgerError(LedgerError):
+    """There is no ledger in this place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +59,7 @@ class LedgerEntry:
         seq: Number of the entry, from 1.
         time: Time of writing, UTC, in ISO format.
         kind: Kind of the entry, such as "reserve".
-        account: Name of the account. Empty for the first entry.
+        account: Name of the account. Empty if the entry is about the whole ledger.
         facts: Content of the entry, from JSON.
         prev: Hash of the previous entry.
         hash: Hash of this entry, which covers all previous entries.
@@ -70,23 +75,29 @@ class LedgerEntry:
 
 
 class HashChain:
-    """An open chain that verifies each entry when it reads it.
+    """An open chain that verifies each entry when it reads it. ``place`` is its path, as messages show it.
 
     Raises:
         LedgerError: The file is missing (``create=False``), empty, cut short, no ledger, or of a newer version.
     """
 
+    _BEGIN, _BEGIN_READING = "BEGIN IMMEDIATE", "BEGIN"
+    _INSERT = "INSERT INTO entries (seq, hash, body) VALUES (:seq, :hash, :body)"
+    _COUNT = "SELECT seq FROM sqlite_sequence WHERE name = 'entries'"  # counts entries that were removed, too
+    _db: Any  # sqlite3.Connection, or what is used of it on a server
+
     def __init__(self, path: Path, *, create: bool = True, readonly: bool = False) -> None:
-        self.path = Path(path)
+        self.path, self.place = path, str(path.absolute())
         has_log = _get_wal_path(self.path).exists()  # before path.exists(): another process may create both files
         if create and not readonly:
             remove_abandoned_files(self.path)
         if create and not readonly and not self.path.exists():
             if has_log:
                 raise self._damaged_error("the file is gone, but its write-ahead log is still there")
-            create_file(self.path)
+            with suppress(FileExistsError):  # another process may have created the ledger
+                create_file(self.path, [encode_genesis()])
         check_is_database(self.path)
-        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._begin_use()
         with self._translated_errors():
             self._db = connect(self.path, readonly)
         try:
@@ -95,7 +106,10 @@ class HashChain:
         except LedgerError:
             self._db.close()
             raise
-        self._seq, self._hash = 0, GENESIS_HASH
+
+    def _begin_use(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._seq, self._hash, self.moved_to = 0, GENESIS_HASH, ""
 
     def close(self) -> None:
         if os.getpid() == self._pid:
@@ -105,7 +119,7 @@ class HashChain:
     @contextmanager
     def exclusive_access(self) -> Iterator[None]:
         """Block other threads during a ``with`` block. Raises LedgerError in a forked process."""
-        if os.getpid() != self._pid:  # SQLite connections do not survive a fork
+        if os.getpid() != self._pid:  # connections do not survive a fork
             raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
         with self._lock:
             yield
@@ -114,24 +128,30 @@ class HashChain:
     def transaction(self) -> Iterator[None]:
         """Hold the write lock during a ``with`` block, and write all entries to the disk at its end, or none."""
         with self._translated_errors():
-            self._db.execute("BEGIN IMMEDIATE")
+            assert not self._db.in_transaction, "transactions are not nested"
             try:
+                self._db.execute(self._BEGIN)
                 yield
-                self._db.execute("COMMIT")
+                self._db.commit()
             except BaseException:
-                if self._db.in_transaction:  # a full disk may have rolled back already
-                    with suppress(sqlite3.Error):
-                        self._db.execute("ROLLBACK")
+                with suppress(sqlite3.Error):
+                    self._db.rollback()  # a full disk may have rolled back already
                 raise
 
     def append(self, kind: str, account: str, facts: dict[str, Any]) -> str:
         """Append an entry and return its hash. Call it in ``transaction``, after ``read_new_entries``."""
         assert self._db.in_transaction, "an entry outside a transaction could be lost"
+        self.check_not_moved()
         seq, prev = self._read_last()
         assert (seq, prev) == (self._seq, self._hash), "new entries were not read before writing"
-        text, entry_hash = encode_entry(seq + 1, kind, account, facts, prev)
-        self._db.execute("INSERT INTO entries (seq, hash, body) VALUES (?, ?, ?)", (seq + 1, entry_hash, text))
-        return entry_hash
+        row = encode_entry(seq + 1, kind, account, facts, prev)
+        self._db.execute(self._INSERT, row)
+        return str(row["hash"])
+
+    def check_not_moved(self) -> None:
+        """Raise LedgerError if the newest entry that was read says that the chain was moved to a database."""
+        if self.moved_to:
+            raise LedgerError(f"ledger={self.place!r}: was moved to {self.moved_to}. Set PATE_LEDGER to its URL.")
 
     def read_new_entries(self) -> list[LedgerEntry]:
         """Return the entries since the last call, each checked against the previous one."""
@@ -139,6 +159,7 @@ class HashChain:
             entries = self._read_entries_after(self._seq, self._hash)
             if entries:
                 self._seq, self._hash = entries[-1].seq, entries[-1].hash
+                self.moved_to = str(entries[-1].facts["to"]) if entries[-1].kind == "moved" else ""
             return entries
 
     def rewind(self) -> None:
@@ -150,13 +171,13 @@ class HashChain:
         return self._read_entries_after(0, GENESIS_HASH)
 
     def _read_entries_after(self, seq: int, prev: str) -> list[LedgerEntry]:
-        with self._translated_errors(), self._snapshot():
+        with self._snapshot():
             if seq:
-                row = self._db.execute("SELECT hash FROM entries WHERE seq = ?", (seq,)).fetchone()
+                row = self._db.execute("SELECT hash FROM entries WHERE seq = :seq", {"seq": seq}).fetchone()
                 if row != (prev,):
                     raise self._damaged_error(f"entry {seq} was changed or removed while the ledger was open")
-            rows = self._db.execute("SELECT seq, hash, body FROM entries WHERE seq > ? ORDER BY seq", (seq,)).fetchall()
-            sequence_row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
+            rows = self._db.execute(f"{_SELECT} WHERE seq > :seq ORDER BY seq", {"seq": seq}).fetchall()
+            sequence_row = self._db.execute(self._COUNT).fetchone()
         entries = []
         for row in rows:
             entries.append(self._parse_row(row, seq + 1, prev))
@@ -169,24 +190,31 @@ class HashChain:
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
         """Make all reads in a ``with`` block see one state, as inside ``transaction``."""
-        is_nested = self._db.in_transaction
-        if not is_nested:
-            self._db.execute("BEGIN")
-        try:
-            yield
-        finally:
-            if not is_nested:
-                self._db.execute("ROLLBACK")
+        with self._translated_errors():
+            is_nested = self._db.in_transaction
+            try:
+                if not is_nested:
+                    self._db.execute(self._BEGIN_READING)
+                yield
+            finally:
+                if not is_nested:
+                    self._db.rollback()
 
     def get_head(self) -> str:
         """Return the hash of the newest entry."""
-        with self._translated_errors():
+        with self._snapshot():
             return self._read_last()[1]
 
     def contains(self, entry_hash: str) -> bool:
         """Whether an entry has this hash."""
-        with self._translated_errors():
-            return self._db.execute("SELECT 1 FROM entries WHERE hash = ?", (entry_hash,)).fetchone() is not None
+        with self._snapshot():
+            return self._db.execute(f"{_SELECT} WHERE hash = :hash", {"hash": entry_hash}).fetchone() is not None
+
+    def read_rows(self) -> list[dict[str, Any]]:
+        """Return every row of the table, unchecked."""
+        with self._snapshot():
+            rows = self._db.execute(f"{_SELECT} ORDER BY seq").fetchall()
+        return [dict(zip(("seq", "hash", "body"), row, strict=True)) for row in rows]
 
     def check_file(self) -> None:
         """Run SQLite's integrity check, and check the schema again."""
@@ -200,16 +228,11 @@ class HashChain:
         """Copy the chain to a new file of mode 0600. Raises LedgerError if the file exists."""
         if path.exists():
             raise LedgerError(f"backup={str(path)!r}: already exists. Name a new file.")
-        with self._translated_errors(), new_file(path) as temporary:
-            target = sqlite3.connect(temporary, isolation_level=None)
-            try:
-                self._db.backup(target)
-            finally:
-                target.close()
+        create_file(path, self.read_rows())
 
     def _read_last(self) -> tuple[int, str]:
-        row = self._db.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-        return row if row is not None else (0, GENESIS_HASH)
+        row = self._db.execute(f"{_SELECT} ORDER BY seq DESC LIMIT 1").fetchone()
+        return (row[0], row[1]) if row is not None else (0, GENESIS_HASH)
 
     def _parse_row(self, row: tuple[Any, Any, Any], seq: int, prev: str) -> LedgerEntry:
         number, entry_hash, text = row
@@ -224,11 +247,11 @@ class HashChain:
 
     def _check_schema(self) -> None:
         if self._db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
-            raise LedgerError(f"ledger={str(self.path)!r}: is a database, but not a ledger. Name another path.")
+            raise LedgerError(f"ledger={self.place!r}: is a database, but not a ledger. Name another path.")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > LEDGER_SCHEMA_VERSION:
             raise LedgerError(
-                f"ledger={str(self.path)!r}: was written by a newer version (schema {version}, known up to"
+                f"ledger={self.place!r}: was written by a newer version (schema {version}, known up to"
                 f" {LEDGER_SCHEMA_VERSION}). Upgrade pate-torch, which could otherwise misread its charges."
             )
         schema = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
@@ -236,7 +259,7 @@ class HashChain:
             raise self._damaged_error("its tables or its guards against edits were changed")
 
     def _damaged_error(self, message: str) -> LedgerError:
-        return LedgerError(f"ledger={str(self.path)!r}: is damaged: {message}. {RESTORE_HINT}")
+        return LedgerError(f"ledger={self.place!r}: is damaged: {message}. {RESTORE_HINT}")
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -249,9 +272,9 @@ class HashChain:
                     raise self._damaged_error(str(error)) from error
                 text = str(error).lower()
                 fix = next((fix for pattern, fix in _FIX_BY_MESSAGE.items() if pattern in text), _VERIFY_HINT)
-                raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded. {fix}") from error
+                raise LedgerError(f"ledger={self.place!r}: {error}. Nothing was recorded. {fix}") from error
             except OSError as error:
-                raise LedgerError(f"ledger={str(self.path)!r}: {error}. Nothing was recorded.") from error
+                raise LedgerError(f"ledger={self.place!r}: {error}. Nothing was recorded.") from error
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
@@ -272,12 +295,18 @@ _FIX_BY_MESSAGE = {
 }
 
 
-def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> tuple[str, str]:
-    """Return the canonical JSON of an entry (sorted keys, no spaces, exact floats, no NaN), dated now, and its hash."""
+def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> dict[str, Any]:
+    """Return the row of an entry, dated now, with canonical JSON (sorted keys, no spaces, exact floats, no NaN)."""
     timestamp = datetime.now(UTC).isoformat(timespec="seconds")
     body = {"seq": seq, "time": timestamp, "kind": kind, "account": account, "facts": facts, "prev": prev}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text, hashlib.sha256(text.encode()).hexdigest()
+    return {"seq": seq, "hash": hashlib.sha256(text.encode()).hexdigest(), "body": text}
+
+
+def encode_genesis() -> dict[str, Any]:
+    """Return the first row of a new chain. Because of its random name, no hash occurs in two new chains."""
+    facts = {"ledger": secrets.token_hex(16), "version": LEDGER_SCHEMA_VERSION}
+    return encode_entry(1, "genesis", "", facts, GENESIS_HASH)
 
 
 def connect(path: Path, readonly: bool) -> sqlite3.Connection:
@@ -318,7 +347,7 @@ def check_is_database(path: Path) -> None:
             file_magic = file.read(len(_SQLITE_MAGIC))
     except FileNotFoundError as error:
         message = "does not exist. Restore a backup, or name the folder of the ledger (PATE_HOME)."
-        raise LedgerError(f"ledger={str(path)!r}: {message}") from error
+        raise MissingLedgerError(f"ledger={str(path)!r}: {message}") from error
     except OSError as error:
         raise LedgerError(f"ledger={str(path)!r}: {error}. Check the path and its permissions.") from error
     if not file_magic:
@@ -327,13 +356,13 @@ def check_is_database(path: Path) -> None:
         raise LedgerError(f"ledger={str(path)!r}: is not a database. {RESTORE_HINT}")
 
 
-def create_file(path: Path) -> None:
-    """Create a chain with its first entry in a temporary file, and link the complete file to ``path``."""
+def create_file(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Create a chain of these rows in a temporary file, and link the complete file to ``path``."""
     missing_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         for folder in reversed(missing_folders):
             folder.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileExistsError), new_file(path) as temporary:  # another process may have created the ledger
+        with new_file(path) as temporary:
             db = sqlite3.connect(temporary, isolation_level=None)
             try:
                 db.execute("PRAGMA journal_mode=WAL")
@@ -343,13 +372,12 @@ def create_file(path: Path) -> None:
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={LEDGER_SCHEMA_VERSION}")
-                # Because of this random name, no hash occurs in two ledgers.
-                genesis_facts = {"ledger": secrets.token_hex(16), "version": LEDGER_SCHEMA_VERSION}
-                text, entry_hash = encode_entry(1, "genesis", "", genesis_facts, GENESIS_HASH)
-                db.execute("INSERT INTO entries (seq, hash, body) VALUES (1, ?, ?)", (entry_hash, text))
+                db.executemany(HashChain._INSERT, rows)
                 db.execute("COMMIT")
             finally:
                 db.close()
+    except FileExistsError:
+        raise
     except (OSError, sqlite3.Error) as error:
         message = f"cannot be created: {error}. Check the folder and its disk."
         raise LedgerError(f"ledger={str(path)!r}: {message}") from error

@@ -11,13 +11,14 @@ A reservation without a commit counts as spent, so a crash can lose answers but 
 is the *declared name* of the private data, so two ensembles that were trained on the same records share one budget. If
 the content of the data changes, the new fingerprint is recorded and the same account is charged. A privacy filter,
 which is fixed when the account opens, enforces the cap (``accounting.filters``). The cap is therefore a guarantee for
-all releases together, even if each release was chosen after the earlier ones. The file is for the owner of the data.
+all releases together, even if each release was chosen after the earlier ones. The ledger is for the owner of the data.
 
-    pate ledger verify|show|export|backup|raise-cap|close
+    pate ledger verify|show|export|backup|move|raise-cap|close
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -44,7 +45,7 @@ from pate_torch.privacy.accounts import (
     is_within,
     make_price_facts,
 )
-from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError
+from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError, MissingLedgerError
 
 
 def get_default_path() -> Path:
@@ -68,20 +69,25 @@ class Reservation:
 
 
 class Ledger:
-    """The ledger in one file. Each process opens one ``Ledger`` on the file, which its threads share.
+    """The ledger in a file, or in a PostgreSQL database. Each process opens one ``Ledger``, which its threads share.
 
-    A missing file is created if ``create`` is set and ``readonly`` is not.
+    A missing ledger is created if ``create`` is set, as by default, and ``readonly`` is not. ``place`` is its path, or
+    its URL without user and password. ``home`` is the folder of teachers and suspended noise, by default that of the
+    file, or PATE_HOME.
 
     Raises:
-        LedgerError: The file is damaged, empty, no ledger, of a newer version, or cannot be written.
+        LedgerError: The ledger is damaged, empty, no ledger, of a newer version, or cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False) -> None:
-        self.path = Path(path)
-        self._chain = HashChain(self.path, create=create, readonly=readonly)
+    def __init__(self, location: str | os.PathLike[str], *, home: Path | None = None, **options: bool) -> None:
+        self._chain = _open_chain(os.fspath(location), **options)
+        self.place = self._chain.place
+        self.home = home or (get_default_path() if "://" in self.place else Path(self.place)).parent
         self._accounts: dict[str, Account] = {}
         try:
             self._catch_up()
+            if home is not None:
+                self._check_complete(home / "ledger.sqlite")
         except LedgerError:
             self._chain.close()
             raise
@@ -374,8 +380,30 @@ class Ledger:
         return tuple(accounts.values())
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy a consistent state of the ledger to a new file of mode 0600."""
+        """Copy a consistent state of the ledger to a new SQLite file of mode 0600."""
         self._chain.backup(Path(path))
+
+    def move(self, url: str) -> str:
+        """Move the ledger to a PostgreSQL database without one, verify both, and return the new place.
+
+        This ledger takes no charge from then on. The same call continues an interrupted move.
+        """
+        self.verify()
+        _open_chain(url, old=self._chain).close()
+        with Ledger(url, create=False, readonly=True) as moved:
+            moved.verify()
+            if not moved.contains_head(self.get_head()):
+                raise LedgerError(f"ledger={moved.place!r}: is another ledger. Name a database without one.")
+            return moved.place
+
+    def _check_complete(self, file: Path) -> None:
+        """Raise LedgerError if the ledger was moved, or lacks entries of the file that its store holds."""
+        self._chain.check_not_moved()
+        if "://" in self.place and file.exists():
+            with contextlib.closing(HashChain(file, create=False, readonly=True)) as old:
+                if not self._chain.contains(old.get_head()):
+                    fix = "Unset PATE_LEDGER, or set PATE_HOME to another folder."
+                    raise LedgerError(f"ledger={self.place!r}: lacks the charges in {file}. {fix}")
 
     def _catch_up(self) -> None:
         try:
@@ -434,9 +462,36 @@ def _check_reason(reason: str) -> None:
         raise checks.error("reason", reason, "must state why the account is changed", "The ledger records the reason.")
 
 
-def find_account(home: Path, name: str) -> Account | None:
-    """Read an account from the ledger in ``home``. Return None if the account does not exist."""
-    if not (home / "ledger.sqlite").exists():
+def _open_chain(location: str, **options: Any) -> HashChain:
+    if "://" not in location and not location.startswith("postgresql"):
+        return HashChain(Path(location), **options)
+    try:
+        from pate_torch.privacy.postgres import PostgresChain
+    except ImportError as error:
+        raise LedgerError(f"PATE_LEDGER: {error}. Install it: pip install 'pate-torch[postgres]'.") from error
+    return PostgresChain(location, **options)
+
+
+def open_ledger(home: Path | None = None, *, create: bool = True, readonly: bool = False) -> Ledger:
+    """Open the ledger of a store: the database that PATE_LEDGER names, or else ``ledger.sqlite`` in its folder.
+
+    Raises:
+        LedgerError: The database lacks entries of the file, or PATE_LEDGER is not set and the file was moved.
+    """
+    url, file = os.environ.get("PATE_LEDGER"), get_default_path() if home is None else home / "ledger.sqlite"
+    return Ledger(url or file, home=file.parent, create=create and not (url and file.exists()), readonly=readonly)
+
+
+def open_existing_ledger(home: Path, *, readonly: bool = False) -> Ledger | None:
+    """Open the ledger of a store, or return None if there is none: a run that is refused creates no ledger."""
+    try:
+        return open_ledger(home, create=False, readonly=readonly)
+    except MissingLedgerError:
         return None
-    with Ledger(home / "ledger.sqlite", create=False, readonly=True) as ledger:
-        return next((account for account in ledger.list_accounts() if account.name == name), None)
+
+
+def find_account(home: Path, name: str) -> Account | None:
+    """Read an account from the ledger of a store. Return None if the account does not exist."""
+    with open_existing_ledger(home, readonly=True) or contextlib.nullcontext() as ledger:
+        accounts = ledger.list_accounts() if ledger is not None else ()
+    return next((account for account in accounts if account.name == name), None)

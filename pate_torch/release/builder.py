@@ -74,7 +74,7 @@ def build_report(
             **_describe_release(record, data, release, description),
             assets=tuple(_list_assets(record, data.spec, owner)),
             teachers_id=(teachers_id := record.get("teachers_id")),
-            teachers_reusable=teachers_id is not None and TeacherStore(ledger.path.parent).has_ensemble(teachers_id),
+            teachers_reusable=teachers_id is not None and TeacherStore(ledger.home).has_ensemble(teachers_id),
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,

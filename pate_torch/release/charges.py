@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,12 @@ from pate_torch.teachers.store import TeacherStore
 
 
 def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> str:
-    """Format the epsilon of some charges of an account, its total and cap, and the path of the ledger in ``home``.
+    """Format the epsilon of some charges of an account, its total and cap, and the place of the ledger.
 
     A release that its first answers stopped is charged for these answers alone.
     """
-    ledger, total = (home / "ledger.sqlite").absolute(), account.guarantee
+    ledger = "PATE_LEDGER" if os.environ.get("PATE_LEDGER") else (home / "ledger.sqlite").absolute()
+    total = account.guarantee
     events = (c.incurred_events if c.is_stopped else c.reserved_events for c in charges)
     charged = account.compute_guarantee(itertools.chain.from_iterable(events))
     if total is None or charged is None:

@@ -304,7 +304,7 @@ def print_summary(
     report: ReleaseReport,
     *,
     owner: Mapping[str, str] | None = None,
-    paths: Mapping[str, Path] | None = None,
+    paths: Mapping[str, Path | str] | None = None,
     stream: TextIO | None = None,
 ) -> None:
     """Print the closing table of a run in at most 80 columns, as plain text if ``stream`` is no terminal.

@@ -25,7 +25,7 @@ from torch import Tensor
 from pate_torch.accounting import events
 from pate_torch.core import checks, files, run_folders
 from pate_torch.methods.base import FirstAnswers, MethodDescription, ModelRelease
-from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.ledger import Ledger, open_ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students import store as student_store
@@ -297,7 +297,7 @@ def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledg
     entries = () if account is None else ledger.read_entries(account.name)
     facts_by_kind = {entry.kind: entry.facts for entry in entries if entry.facts.get("reservation") == release.id}
     if account is None or "reserve" not in facts_by_kind:
-        problem = f"was never charged to the ledger here ({ledger.path})"
+        problem = f"was never charged to the ledger here ({ledger.place})"
         hint = "Restore the ledger that was charged for this release."
         raise _corrupt_release_error(record, problem, hint)
     claims = {
@@ -368,16 +368,16 @@ class UnfinishedCall:
         """PRIVATE. Remove the note, so that a repeated call makes a new release."""
         self._note_path.unlink(missing_ok=True)
 
-    def find(self, ledger_path: Path) -> tuple[Path, dict[str, dict[str, Any]]] | None:
+    def find(self) -> tuple[Path, dict[str, dict[str, Any]]] | None:
         """PRIVATE. Find the folder of the interrupted run, and its committed facts by reservation.
 
         Returns:
             None if no such call was interrupted, if another process is still running it, or if nothing was committed.
         """
-        if not (self.list_runs(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
+        if not (self.list_runs(self.store, self.account) and self._note_path.exists()):
             return None
         folder = Path(json.loads(self._note_path.read_text())["folder"])
-        with Ledger(ledger_path, create=False) as ledger:
+        with open_ledger(self.store.root, create=False) as ledger:
             entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
         own_ids = {e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name}
         commits = [entry.facts for entry in entries if entry.kind == "commit" and "stopped" not in entry.facts]
@@ -390,9 +390,9 @@ class UnfinishedCall:
             (folder / "release" / "summary.json").unlink(missing_ok=True)  # the finished run writes it
         return folder, committed
 
-    def find_model(self, ledger_path: Path) -> tuple[Path, str] | None:
+    def find_model(self) -> tuple[Path, str] | None:
         """PRIVATE. Find the folder of the interrupted run and the reservation that committed its model; or None."""
-        interrupted_run = self.find(ledger_path)
+        interrupted_run = self.find()
         if interrupted_run is None or not (file := interrupted_run[0] / "release" / MODEL_FILE_NAME).is_file():
             return None
         digest = files.compute_file_digest(file)

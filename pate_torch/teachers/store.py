@@ -534,7 +534,7 @@ class EnsembleFinder:
         head = stored_teachers.ledger_head
         if head is not None and (self.ledger is None or not self.ledger.contains_head(head)):
             problem = "were used with another privacy ledger than this one"
-            fix = "Restore the ledger.sqlite in which the releases of these teachers were charged."
+            fix = "Restore the ledger.sqlite in which the releases of these teachers were charged, or set PATE_LEDGER."
             raise checks.error("teachers", teachers_id, problem, fix)
         return stored_teachers
 

@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     help_text = "a claim about any mechanism (docs/verify.md)"
     target.add_argument("--claim", type=Path, metavar="CLAIM.yaml", help=help_text)
     own_ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
-    help_text = "the ledger that the release was charged to (without a path: your own)"
+    help_text = "the ledger that the release was charged to (without a path: ledger.sqlite of your store)"
     parser.add_argument("--ledger", type=Path, nargs="?", const=own_ledger, help=help_text)
     options = parser.parse_args(arguments)
     try:

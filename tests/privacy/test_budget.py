@@ -80,7 +80,8 @@ def callers(*names: str) -> set[tuple[str, str]]:
                 whose = ast.unparse(node.value)
                 own = name in ("privacy/ledger.py", "release/report.py") and whose == "self"
                 is_part = node.attr == "record" and whose.split(".")[-1] in ("report", "_report", "written", "reused")
-                if not own and not is_part and whose.split(".")[-1] != "budget":
+                is_database = whose in ("self._db", "self._connection")
+                if not own and not is_part and not is_database and whose.split(".")[-1] != "budget":
                     found.add((name, node.attr))
     return found
 

@@ -26,7 +26,7 @@ from pate_torch.cli.ledger import main
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import BudgetExceeded, Charges
 from pate_torch.privacy.chain import LedgerError
-from pate_torch.privacy.ledger import Ledger, get_default_path
+from pate_torch.privacy.ledger import Ledger
 
 MU = math.sqrt(2) / 40
 PLAN = (GaussianEvent(mu=MU, count=286),)
@@ -34,9 +34,21 @@ TERMS = {"budget_epsilon": 4.0, "delta": 1e-5, "adjacency": "add_remove", "unit"
 FACTS = {"fingerprint": "f00d", "mechanism": "gaussian", "run": "runs/1"}
 
 
+BOTH = pytest.mark.parametrize("storage", ["sqlite", "postgres"], indirect=True)
+
+
 @pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "home" / "ledger.sqlite"
+def storage(request) -> str:
+    return request.param if hasattr(request, "param") else "sqlite"
+
+
+@pytest.fixture
+def path(storage, tmp_path, request) -> Path | str:
+    """The path of a ledger, or the URL of a database without one."""
+    if storage == "sqlite":
+        return tmp_path / "home" / "ledger.sqlite"
+    server = request.getfixturevalue("postgres_server")
+    return server.get_url(server.empty_database())
 
 
 @pytest.fixture
@@ -62,6 +74,7 @@ def used(ledger: Ledger) -> float:
 # ---- charging -------------------------------------------------------------------------------------------------------
 
 
+@BOTH
 def test_a_release_is_charged_exactly(ledger):
     assert ledger.get_account("svhn").guarantee.epsilon == 0 and ledger.get_account("svhn").guarantee.route == "none"
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
@@ -101,6 +114,7 @@ def test_show_tells_what_counts_against_the_cap(path, capsys):
     assert f"; {format_epsilon(counts)} counts against the cap" in capsys.readouterr().out
 
 
+@BOTH
 def test_charging_replaying_and_verifying_take_no_sum_over_the_charges_before(path, ledger, monkeypatch):
     """The number of costs that are added up grows by the same for each release: the total is exact and running."""
     added, work = ExactCost.add, []
@@ -121,6 +135,7 @@ def test_charging_replaying_and_verifying_take_no_sum_over_the_charges_before(pa
         account.charges.popitem()
 
 
+@BOTH
 def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
     """Until the commit, all that was reserved counts as spent."""
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
@@ -131,6 +146,7 @@ def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
 
 
+@BOTH
 @pytest.mark.parametrize(
     "incurred",
     [
@@ -149,6 +165,7 @@ def test_commit_above_the_reservation_is_refused_and_the_reservation_stands(ledg
     ledger.commit(reservation, PLAN)
 
 
+@BOTH
 def test_commit_happens_once_and_for_a_reservation_that_exists(ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     ledger.record(reservation, [GaussianEvent(mu=MU, count=3)])
@@ -161,6 +178,7 @@ def test_commit_happens_once_and_for_a_reservation_that_exists(ledger):
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU, 1e-5), rel=1e-12)
 
 
+@BOTH
 def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
     head, spent = ledger.get_head(), ledger.get_account("svhn").guarantee
@@ -186,6 +204,7 @@ def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
     ledger.reserve("svhn", [GaussianEvent(mu=MU, count=count)], **FACTS)
 
 
+@BOTH
 def test_unknown_accounts_and_events_are_refused(ledger):
     head = ledger.get_head()
     with pytest.raises(LedgerError, match=r"no account of this name \(accounts: svhn\)"):
@@ -198,6 +217,7 @@ def test_unknown_accounts_and_events_are_refused(ledger):
     assert ledger.get_head() == head
 
 
+@BOTH
 def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
     plan = [PureDPEvent(epsilon=0.05, count=20), DeltaEvent(delta=2e-6)]
     account = ledger.open_account("mnist", **TERMS, planned_events=plan)
@@ -229,6 +249,7 @@ def test_opening_again_keeps_the_terms_of_a_charged_account(ledger):
     assert again.filter.kind == "gdp" and ledger.get_head() == head
 
 
+@BOTH
 def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
     head = ledger.get_head()
     ledger.open_account("svhn", **TERMS, planned_events=PLAN)
@@ -246,6 +267,7 @@ def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
         ledger.open_account("svhn", **TERMS, planned_events=PLAN)
 
 
+@BOTH
 def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
     """The condition is part of the charge: of several that are made at once, one passes."""
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -265,6 +287,7 @@ def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
         ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, first_charge_only=True)
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -294,6 +317,7 @@ def test_impossible_terms_open_nothing(ledger, change):
     assert [a.name for a in ledger.list_accounts()] == ["svhn"]
 
 
+@BOTH
 def test_raising_the_cap_is_recorded_and_lets_more_through(ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
     twice = (GaussianEvent(mu=MU, count=2 * 286),)
@@ -312,6 +336,7 @@ def test_raising_the_cap_is_recorded_and_lets_more_through(ledger):
     assert ledger.open_account("svhn", **{**TERMS, "budget_epsilon": 9.0}, planned_events=PLAN).budget_epsilon == 9.0
 
 
+@BOTH
 def test_a_closed_account_takes_no_more_charges(ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     ledger.close_account("svhn", "the project ended")
@@ -344,6 +369,7 @@ def spend(path: str, mu: float, attempts: int, admitted, gate=None) -> None:
                 ledger.commit(reservation, event)
 
 
+@BOTH
 @pytest.mark.slow(reason="a race of four or eight processes")
 @pytest.mark.parametrize(("processes", "attempts"), [(4, 50), (8, 400)], ids=["below the cap", "past the cap"])
 def test_processes_racing_for_one_account_lose_no_charge_and_stop_at_the_cap(path, processes, attempts):
@@ -358,12 +384,13 @@ def test_processes_racing_for_one_account_lose_no_charge_and_stop_at_the_cap(pat
     assert [worker.exitcode for worker in workers] == [0] * processes
     with Ledger(path) as ledger:
         (account,) = ledger.verify()
-        room = math.floor(gdp.compute_mu(4.0, 1e-5) ** 2 / 0.02**2)
+        room = math.floor(gdp.compute_mu(4.0, 9e-6) ** 2 / 0.02**2)  # a tenth of delta is reserved for failures
         assert account.num_releases + account.num_open == admitted.value == min(room, processes * attempts)
         assert account.total_cost.scalar == pytest.approx(admitted.value * 0.02**2, rel=1e-12)
         assert ledger.get_account("shared").guarantee.epsilon <= 4.0
 
 
+@BOTH
 @pytest.mark.slow(reason="a race of eight processes")
 def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path):
     """Eight processes ask thirty times each for a hundredth of the first cap, while its owner is busy with the file."""
@@ -399,15 +426,13 @@ def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path
 
 KILLED = """
 import os, signal, sys
-from pathlib import Path
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.privacy.chain import HashChain
 from pate_torch.privacy.ledger import Ledger
-path = Path(sys.argv[1])
+path = sys.argv[1]
 if sys.argv[2] == "after reserving":
     Ledger(path).reserve("svhn", [GaussianEvent(mu=0.5)], fingerprint="f", mechanism="gaussian", run="r")
     os.kill(os.getpid(), signal.SIGKILL)
-chain = HashChain(path)
+chain = Ledger(path)._chain
 chain.read_new_entries()
 with chain.transaction():
     chain.append("close", "svhn", {"reason": "never written"})
@@ -415,6 +440,7 @@ with chain.transaction():
 """
 
 
+@BOTH
 @pytest.mark.parametrize(("moment", "num_open", "mu"), [("after reserving", 1, 0.5), ("inside a transaction", 0, 0.0)])
 def test_a_killed_process_leaves_what_it_reserved_and_nothing_half_written(path, ledger, moment, num_open, mu):
     assert subprocess.run([sys.executable, "-c", KILLED, str(path), moment]).returncode == -signal.SIGKILL
@@ -425,6 +451,7 @@ def test_a_killed_process_leaves_what_it_reserved_and_nothing_half_written(path,
     ledger.verify()
 
 
+@BOTH
 def test_a_fork_is_refused_though_another_thread_held_the_ledger(ledger):
     """Refused, and not left waiting for a thread that its process does not have."""
     held, enough = threading.Event(), threading.Event()
@@ -455,6 +482,7 @@ def test_a_fork_is_refused_though_another_thread_held_the_ledger(ledger):
 # ---- many threads ---------------------------------------------------------------------------------------------------
 
 
+@BOTH
 def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
     event, given = [GaussianEvent(mu=0.02)], []
 
@@ -543,6 +571,7 @@ def test_edits_behind_the_guards_show(written, edit, words):
     refused(written, words)
 
 
+@BOTH
 def test_a_forged_price_shows_on_verify(path, ledger):
     """A rewritten chain of correct hashes whose price is differs from the price of the events."""
     with ledger._chain.transaction():
@@ -762,9 +791,8 @@ def test_the_module_runs_from_the_home_folder(written):
     assert "5 entries" in result.stdout
 
 
-def test_default_path_follows_the_home_folder(monkeypatch):
-    monkeypatch.setenv("PATE_HOME", "/somewhere")
-    assert get_default_path() == Path("/somewhere/ledger.sqlite")
+def test_the_ledger_lies_in_the_store_of_the_user_if_no_home_folder_is_set(written, monkeypatch, capsys):
     monkeypatch.delenv("PATE_HOME")
-    monkeypatch.setenv("XDG_DATA_HOME", "/users")
-    assert get_default_path() == Path("/users/pate_torch/ledger.sqlite")
+    monkeypatch.setenv("XDG_DATA_HOME", str(written.parent.parent))
+    written.parent.rename(written.parent.with_name("pate_torch"))
+    assert answer(capsys, "verify")["entries"] == 5
