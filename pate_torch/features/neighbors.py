@@ -74,11 +74,11 @@ class NeighborSearch:
     """The search for neighbors in a run. The last result is kept, because the stages of a run search the same points.
 
     Args:
-        stages: Display of progress. None to show nothing.
+        stages: Display of progress, which no stage reads, because its totals may be private. None to show nothing.
     """
 
     def __init__(self, stages: Stages | None = None) -> None:
-        self.stages = Stages(quiet=True) if stages is None else stages
+        self._stages = Stages(quiet=True) if stages is None else stages
         self.recalls: list[float] = []  # of the approximate searches: share of the nearest neighbors that they found
         self._last: tuple[object, list[Tensor]] = None, []
 
@@ -89,7 +89,7 @@ class NeighborSearch:
         if key != last_key:
             found = self._search(x_PD, num_searched)
             self._last = key, found
-        return [part[:, :count].contiguous() for part in found]
+        return [part[:, :count].clone() for part in found]  # graphs sort their edges in place
 
     def _search(self, x_PD: Tensor, count: int) -> list[Tensor]:
         """Search exactly, or in more and more of faiss's inverted lists, with the same result on the same machine."""
@@ -97,8 +97,8 @@ class NeighborSearch:
             return find_nearest(x_PD, count)
         name = f"Finding the neighbors of {len(x_PD):,} public points"
         if importlib.util.find_spec("faiss") is None:
-            return find_nearest(x_PD, count, self.stages(f"{name}, slower than after pip install 'pate-torch[large]'"))
-        faiss, x, progress = importlib.import_module("faiss"), x_PD.contiguous().numpy(), self.stages(name)
+            return find_nearest(x_PD, count, self._stages(f"{name}, slower than after pip install 'pate-torch[large]'"))
+        faiss, x, progress = importlib.import_module("faiss"), x_PD.contiguous().numpy(), self._stages(name)
         num_threads = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(1)  # the rounding depends on the number of threads
         num_lists, recall, parts = round(4 * len(x) ** 0.5), 0.0, []
@@ -120,7 +120,9 @@ class NeighborSearch:
         squared_PK[few_P], neighbor_PK[few_P] = faiss.knn(x[few_P], x, count + 1)
         faiss.omp_set_num_threads(num_threads)
         self.recalls.append(recall)
-        self.stages.print_message(f"Found {recall:.1%} of the nearest neighbors of {_NUM_SAMPLE_POINTS} of the points.")
+        self._stages.print_message(
+            f"Found {recall:.1%} of the nearest neighbors of {_NUM_SAMPLE_POINTS} of the points."
+        )
         # Leave out the point itself, or the last of its neighbors, if more points than these are in one place.
         order_PK = (neighbor_PK == np.arange(len(x))[:, None]).argsort(1, kind="stable")[:, :count]
         return [torch.from_numpy(np.take_along_axis(part, order_PK, 1)) for part in (squared_PK, neighbor_PK)]

@@ -28,7 +28,7 @@ class QueryState:
         seed: Seed of the strategy's random choices.
         student_PC: Class probabilities of the guide student on all public points. None in the first round.
         feature_PD: Features learned from public points without labels, on the run's device. None without an encoder.
-        search: Search for neighbors of the run.
+        search: Search for neighbors of the run, which keeps results about public points alone.
     """
 
     spec: DataSpec

@@ -40,7 +40,7 @@ class StudentTask:
         model: Released linear model that gave the answers of the last round. None if no model was released.
         noisy_counts: Noisy counts of the answered points. None if they were not released.
         frequency_C: Noisy class frequencies of the private records, float64 [C]. None if they were not released.
-        search: Search for neighbors of the run.
+        search: Search for neighbors of the run, which keeps results about public points alone.
     """
 
     spec: DataSpec

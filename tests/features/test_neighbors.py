@@ -117,6 +117,15 @@ def test_stages_in_any_order_get_the_same_neighbors_from_one_search(is_approxima
         assert_same(first.find(apart, 6), neighbors.find_nearest(apart, 6))
 
 
+def test_graphs_of_one_search_are_those_of_their_own_searches():
+    """Even after a graph of all neighbors that the search keeps, whose edges are sorted in place."""
+    search, x = NeighborSearch(), scattered(300)
+    for count in (6, 10, 10, 6):
+        ours, alone = build_neighbor_graph(x, count, search), build_neighbor_graph(x, count)
+        assert abs(ours.weight_PP - alone.weight_PP).max() == 0
+        assert torch.equal(ours.spacing_P, alone.spacing_P)
+
+
 @pytest.mark.parametrize("min_recall", [0.95, 0.0])  # from one list, which often holds too few points, neighbors lack
 def test_the_approximate_search_finds_as_many_neighbors_as_it_says(min_recall, monkeypatch, capsys):
     faiss = pytest.importorskip("faiss")

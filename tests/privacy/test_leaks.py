@@ -23,6 +23,7 @@ from pate_torch import pipeline
 from pate_torch.accounting import gdp
 from pate_torch.features import augmentation
 from pate_torch.features.augmentation import Affine
+from pate_torch.features.neighbors import NeighborSearch, compute_coordinates
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.laplace import LNMax
@@ -31,7 +32,9 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Shards
+from pate_torch.queries.clusters import Prototypes
 from pate_torch.students.base import Student
+from pate_torch.students.semi_supervised import LabelSpreading
 from pate_torch.students.training import Supervised
 from tests import ROOT, killed_runs
 from tests.command_runs import train
@@ -287,6 +290,18 @@ def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeyp
     assert len(torch.unique(used)) == len(used)
 
 
+def test_the_search_of_a_run_knows_what_it_finds_among_the_public_points_alone(tmp_path, monkeypatch):
+    """Questions and students share it, so it must hold nothing but a function of the public points."""
+    tasks = spy(monkeypatch, LabelSpreading, "fit", lambda self, task, **_: task)
+    pipeline.run(plan(tmp_path, "only", query=Prototypes(), student=LabelSpreading()))
+    search, pool = tasks[0].search, killed_runs.blobs().load()
+    fresh = NeighborSearch()
+    fresh.find(compute_coordinates(pool.pool.x, pool.spec), 10)
+    assert search is not fresh and search.recalls == fresh.recalls == []
+    assert search._last[0] == fresh._last[0]
+    assert all(torch.equal(*pair) for pair in zip(search._last[1], fresh._last[1], strict=True))
+
+
 def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, monkeypatch):
     tasks = spy(monkeypatch, Supervised, "fit", lambda self, task, **_: task)
     pipeline.run(plan(tmp_path, "only"))
@@ -294,8 +309,10 @@ def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, m
     data = killed_runs.blobs().load()
     assert {field.name for field in dataclasses.fields(task)} == {
         *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model"),
-        *("noisy_counts", "frequency_C"),
+        *("noisy_counts", "frequency_C", "search"),
     }
+    assert {name for name in vars(task.search) if not name.startswith("_")} == {"recalls"}
+    assert task.search.recalls == [] and task.search._last == (None, [])  # nothing was searched in this run
     assert task.noisy_counts is task.frequency_C is None  # nothing but labels was released
     assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q) and not task.soft
     assert task.posterior_QC is None  # of noisy counts that were released, else of nothing
