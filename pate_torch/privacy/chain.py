@@ -132,6 +132,7 @@ class HashChain:
             try:
                 self._db.execute(self._BEGIN)
                 yield
+                assert self._db.in_transaction, "the transaction was rolled back"
                 self._db.commit()
             except BaseException:
                 with suppress(sqlite3.Error):
@@ -211,8 +212,9 @@ class HashChain:
             return self._db.execute(f"{_SELECT} WHERE hash = :hash", {"hash": entry_hash}).fetchone() is not None
 
     def read_rows(self) -> list[dict[str, Any]]:
-        """Return every row of the table, unchecked."""
+        """Return every row of the table, after checking all of them."""
         with self._snapshot():
+            self.read_all_entries()
             rows = self._db.execute(f"{_SELECT} ORDER BY seq").fetchall()
         return [dict(zip(("seq", "hash", "body"), row, strict=True)) for row in rows]
 

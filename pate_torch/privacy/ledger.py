@@ -389,12 +389,16 @@ class Ledger:
         This ledger takes no charge from then on. The same call continues an interrupted move.
         """
         self.verify()
-        _open_chain(url, old=self._chain).close()
+        with contextlib.closing(HashChain(Path(self.place), create=False)) as old:
+            _open_chain(url, is_url=True, old=old).close()
         with Ledger(url, create=False, readonly=True) as moved:
             moved.verify()
             if not moved.contains_head(self.get_head()):
                 raise LedgerError(f"ledger={moved.place!r}: is another ledger. Name a database without one.")
-            return moved.place
+        self._catch_up()
+        if not self._chain.moved_to:
+            raise LedgerError(f"ledger={self.place!r}: is an older copy of {moved.place}. Remove the file.")
+        return moved.place
 
     def _check_complete(self, file: Path) -> None:
         """Raise LedgerError if the ledger was moved, or lacks entries of the file that its store holds."""
@@ -462,8 +466,8 @@ def _check_reason(reason: str) -> None:
         raise checks.error("reason", reason, "must state why the account is changed", "The ledger records the reason.")
 
 
-def _open_chain(location: str, **options: Any) -> HashChain:
-    if "://" not in location and not location.startswith("postgresql"):
+def _open_chain(location: str, *, is_url: bool = False, **options: Any) -> HashChain:
+    if not is_url and "://" not in location and not location.startswith("postgresql"):
         return HashChain(Path(location), **options)
     try:
         from pate_torch.privacy.postgres import PostgresChain
@@ -479,7 +483,8 @@ def open_ledger(home: Path | None = None, *, create: bool = True, readonly: bool
         LedgerError: The database lacks entries of the file, or PATE_LEDGER is not set and the file was moved.
     """
     url, file = os.environ.get("PATE_LEDGER"), get_default_path() if home is None else home / "ledger.sqlite"
-    return Ledger(url or file, home=file.parent, create=create and not (url and file.exists()), readonly=readonly)
+    create = create and not (url and file.exists())
+    return Ledger(url or file, home=file.parent, is_url=bool(url), create=create, readonly=readonly)
 
 
 def open_existing_ledger(home: Path, *, readonly: bool = False) -> Ledger | None:

@@ -7,6 +7,7 @@ so that no noise is drawn. No message shows the user or the password in the URL.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from typing import Any
@@ -20,7 +21,8 @@ from pate_torch.privacy.chain import HashChain, LedgerError
 _SCHEMA = (
     "CREATE SCHEMA IF NOT EXISTS pate_ledger",
     "CREATE TABLE entries (seq bigint PRIMARY KEY, hash text NOT NULL UNIQUE, body text NOT NULL)",
-    "CREATE TABLE head (id integer PRIMARY KEY CHECK (id = 1), seq bigint NOT NULL, version integer NOT NULL)",
+    "CREATE TABLE head (id integer PRIMARY KEY CHECK (id = 1), seq bigint NOT NULL, version integer NOT NULL,"
+    " name uuid NOT NULL DEFAULT gen_random_uuid())",
     f"INSERT INTO head VALUES (1, 0, {chain.LEDGER_SCHEMA_VERSION})",
     "CREATE FUNCTION refuse_edit() RETURNS trigger LANGUAGE plpgsql AS"
     " $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$",
@@ -29,17 +31,18 @@ _SCHEMA = (
 )
 _EXISTS = "SELECT to_regclass('pate_ledger.head') IS NOT NULL"
 _STATE = (
-    "SELECT version, tgenabled::text, current_setting('fsync') FROM head, pg_trigger"
-    " WHERE tgrelid = 'entries'::regclass AND tgname = 'append_only'"
+    "SELECT version, tgenabled::text, current_setting('fsync'), current_setting('synchronous_commit')"
+    " FROM head, pg_trigger WHERE tgrelid = 'entries'::regclass AND tgname = 'append_only'"
 )
 _LOCK = "SELECT seq FROM head FOR UPDATE"
+_NAME_IF_EMPTY = "SELECT name::text FROM head WHERE seq = 0 FOR UPDATE"
 _OPTIONS = (
     "-c search_path=pate_ledger -c synchronous_commit=on -c default_transaction_isolation=read\\ committed"
     f" -c lock_timeout={chain.LOCK_TIMEOUT_SECONDS}s"
     f" -c idle_in_transaction_session_timeout={chain.LOCK_TIMEOUT_SECONDS / 2}s"  # frees the lock of a lost machine
 )
 _NOTHING = "Nothing was recorded"
-_UNKNOWN = "Whether the last entry was written is unknown; if it was, its charge stays. No noise was drawn for it"
+_UNKNOWN = "Whether the last entry was written is unknown. If it is a charge, it may stay; no noise was drawn for it"
 
 
 class PostgresConnection:
@@ -49,8 +52,9 @@ class PostgresConnection:
         problem = "must be postgresql+psycopg://USER@HOST/DATABASE, with %40 for @ in a password. It is not shown"
         with suppress(SQLAlchemyError, ValueError):
             self._url = sqlalchemy.make_url(url)
-            parts = f"{self._url.drivername}://{self._url.host}/{self._url.database}"  # an @ is of a password
-            if parts.startswith("postgresql+psycopg:") and self._url.database and "@" not in parts:
+            parts = f"{self._url.drivername}://{self._url.host}/{self._url.database}"
+            is_ambiguous = "@" in parts or url.count("@") > 1  # an @ is of a password
+            if parts.startswith("postgresql+psycopg:") and self._url.database and not is_ambiguous:
                 problem = ""
         if problem:
             raise LedgerError(f"PATE_LEDGER: {problem} here, as it may hold one.")
@@ -95,8 +99,7 @@ class PostgresConnection:
 
     def _make_error(self, error: SQLAlchemyError) -> LedgerError:
         text = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0].rstrip(".")
-        for secret in filter(None, (self._url.password, self._url.username and f'"{self._url.username}"')):
-            text = text.replace(secret, "***")
+        text = re.sub('(user|role) "[^"]*"', r"\1 ***", text.replace(self._url.password or "\n", "***"))
         fix = "Check that the server runs, and your rights there (docs/ledger.md). Then repeat the call."
         return LedgerError(f"ledger={self.place!r}: {text}. {self._outcome}. {fix}")
 
@@ -126,25 +129,29 @@ class PostgresChain(HashChain):
         if not self._db.execute(_EXISTS).scalar():
             for statement in _SCHEMA:
                 self._db.execute(statement)
-            for row in [chain.encode_genesis()] if old is None else self._end(old):
+            if old is None:
+                self._db.execute(self._INSERT, chain.encode_genesis())
+            self._db.commit()
+        if old is not None and (name := self._db.execute(_NAME_IF_EMPTY).scalar()):
+            for row in self._end(old, f"{self.place} (ledger {name})"):
                 self._db.execute(self._INSERT, row)
             self._db.commit()
 
-    def _end(self, old: HashChain) -> list[dict[str, Any]]:
-        """End the old chain, and return the rows of this one."""
+    def _end(self, old: HashChain, new: str) -> list[dict[str, Any]]:
+        """End the old chain by the name of this empty one, and return the rows of this one."""
         with old.transaction():
             old.read_new_entries()
-            if old.moved_to != self.place:
-                old.append("moved", "", {"to": self.place})
+            if old.moved_to != new:
+                old.append("moved", "", {"to": new})
             rows = old.read_rows()
         return [*rows, chain.encode_entry(len(rows) + 1, "arrived", "", {"from": old.place}, rows[-1]["hash"])]
 
     def check_file(self) -> None:
         """Check the version, the guard against edits, and that the server writes commits to its disk."""
         with self._snapshot():
-            if not self._db.execute(_EXISTS).scalar():
+            if not (self._db.execute(_EXISTS).scalar() and self._db.execute(self._COUNT).scalar()):
                 fix = "Move yours to it (pate ledger move), or correct PATE_LEDGER."
                 raise chain.MissingLedgerError(f"ledger={self.place!r}: holds no ledger. {fix}")
             state = self._db.execute(_STATE).all()
-        if state != [(chain.LEDGER_SCHEMA_VERSION, "O", "on")]:
-            raise self._damaged_error(f"version, guard against edits and fsync are {state}")
+        if state != [(chain.LEDGER_SCHEMA_VERSION, "O", "on", "on")]:
+            raise self._damaged_error(f"version, guard against edits, fsync and synchronous_commit are {state}")

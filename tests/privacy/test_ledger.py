@@ -695,6 +695,26 @@ def test_a_held_lock_is_said(path, ledger, monkeypatch):
             other.reserve("svhn", PLAN, **FACTS)
 
 
+def test_a_backup_of_a_chain_that_was_cut_is_refused(written, tmp_path):
+    """It would be a whole chain without the newest charge."""
+    with Ledger(written) as ledger, sqlite3.connect(written, isolation_level=None) as db:
+        (guard,) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'no_delete'").fetchone()
+        db.execute("DROP TRIGGER no_delete")
+        db.execute("DELETE FROM entries WHERE seq = (SELECT max(seq) FROM entries)")
+        db.execute(guard)
+        with pytest.raises(LedgerError, match="it ends at entry"):
+            ledger.backup(tmp_path / "copy.sqlite")
+    assert not (tmp_path / "copy.sqlite").exists()
+
+
+def test_a_transaction_that_was_rolled_back_is_not_taken_for_written(ledger):
+    with pytest.raises(AssertionError, match="was rolled back"), ledger._chain.transaction():
+        ledger._catch_up()
+        ledger._chain.append("close", "svhn", {"reason": "lost"})
+        ledger._chain._db.execute("ROLLBACK")
+    assert not ledger.get_account("svhn").is_closed
+
+
 def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
     ledger.reserve("svhn", PLAN, **FACTS)
     copy = tmp_path / "copy.sqlite"

@@ -222,7 +222,7 @@ def test_an_outcome_that_is_unknown_stops_the_release_and_is_found_out_if_it_can
             remote._chain.append = lose_commit
             with contextlib.ExitStack() as exit_stack:
                 if mode == GONE:
-                    exit_stack.enter_context(pytest.raises(LedgerError, match="No noise was drawn for it"))
+                    exit_stack.enter_context(pytest.raises(LedgerError, match="no noise was drawn for it"))
                 with budget.spend(EACH, mechanism="gaussian") as spending:
                     remote._chain.append, proxy.fail_at = append, None
                     drawn.append(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu")))
@@ -316,6 +316,46 @@ def test_a_file_with_charges_is_moved_before_an_empty_database_is_used(server, d
     assert read_entries(server, database) == [] and find_account(old.parent, "svhn") is None
 
 
+@pytest.mark.parametrize("loss", ["another database of the same name", "the same database without its tables"])
+def test_a_ledger_that_has_arrived_does_not_begin_again(server, database, url, old, loss, capsys):
+    """Charges since the move would be forgotten, or two ledgers would take charges."""
+    place, again = f"postgresql+psycopg://{url.split('@')[0].split('//')[1]}@/same", url
+    if loss.startswith("another"):
+        server.execute("DROP DATABASE IF EXISTS two")
+        server.execute("CREATE DATABASE two")
+        address = f"host=127.0.0.1&port={server.port}&sslmode=disable&gssencmode=disable"
+        url, again = (f"{place}?dbname={name}&{address}" for name in (database, "two"))
+    assert main(["move", url, "--path", str(old)]) == 0
+    with Ledger(url) as moved:
+        moved.reserve("svhn", EACH, **FACTS)
+    if not loss.startswith("another"):
+        server.execute("DROP SCHEMA pate_ledger CASCADE", database)
+    assert main(["move", again, "--path", str(old)]) == 1
+    assert "was moved to" in capsys.readouterr().err
+    with pytest.raises(MissingLedgerError, match="holds no ledger"):
+        Ledger(again)
+
+
+def test_an_older_copy_of_a_moved_ledger_is_not_said_to_be_moved(url, old, capsys):
+    whole = old.read_bytes()
+    assert main(["move", url, "--path", str(old)]) == 0
+    old.with_name(f"{old.name}-wal").unlink(missing_ok=True)
+    old.write_bytes(whole)
+    assert main(["move", url, "--path", str(old)]) == 1
+    assert "is an older copy of" in capsys.readouterr().err and read_kinds(old)[-1] == "reserve"
+
+
+def test_a_move_that_fails_forgets_no_charge_of_another_process(url, old, monkeypatch):
+    with Ledger(old) as ledger, Ledger(old) as other:
+        other.reserve("svhn", EACH, **FACTS)
+        with monkeypatch.context() as patch:
+            patch.setattr(HashChain, "append", lambda *given: ledger._chain._db.execute("no disk space is left"))
+            with pytest.raises(LedgerError, match="Nothing was recorded"):
+                ledger.move(url)
+        assert ledger.get_account("svhn").num_open == other.get_account("svhn").num_open == 2
+        assert ledger.move(url) and ledger.list_accounts() == other.list_accounts()
+
+
 def test_a_damaged_ledger_is_not_moved(server, database, url, old):
     with contextlib.closing(HashChain(old)) as chain, chain.transaction():
         chain.read_new_entries()
@@ -388,11 +428,21 @@ def test_commits_reach_the_disk_whatever_the_server_is_set_to(server, database, 
     server.execute("ALTER SYSTEM SET fsync = off")
     try:
         server.execute("SELECT pg_reload_conf(), pg_sleep(.2)")
-        with pytest.raises(LedgerError, match=r"fsync are \[\(1, 'O', 'off'\)\]"):
+        with pytest.raises(LedgerError, match=r"fsync and synchronous_commit are \[\(1, 'O', 'off', 'on'\)\]"):
             Ledger(url)
     finally:
         server.execute("ALTER SYSTEM RESET fsync")
         server.execute("SELECT pg_reload_conf()")
+
+
+def test_a_pooler_that_drops_the_settings_of_a_session_is_refused(server, database, url, ledger, monkeypatch):
+    monkeypatch.setattr("pate_torch.privacy.postgres._OPTIONS", "-c application_name=pooled")
+    server.execute(f"ALTER ROLE {USER} SET search_path = pate_ledger; ALTER ROLE {USER} SET synchronous_commit = off")
+    try:
+        with pytest.raises(LedgerError, match=r"synchronous_commit are \[\(1, 'O', 'on', 'off'\)\]"):
+            Ledger(url)
+    finally:
+        server.execute(f"ALTER ROLE {USER} RESET ALL")
 
 
 def test_a_user_with_the_rights_in_the_documents_charges_and_cannot_edit(server, database, url, ledger):
@@ -422,16 +472,30 @@ def test_a_user_with_the_rights_in_the_documents_charges_and_cannot_edit(server,
         f"mysql://{USER}:hush@127.0.0.1/ledger",
         f"postgresql+psycopg://{USER}:hush@127.0.0.1:hush/ledger",
         f"postgresql+psycopg://{USER}:hush@127.0.0.1:1",
+        f"postgresql+psycopg://{USER}:p@ss/word?hush@127.0.0.1/ledger",
+        f"{USER}:hush@127.0.0.1/ledger",
+        f"host=127.0.0.1 dbname=ledger user={USER} password=hush",
     ],
 )
 def test_a_url_that_cannot_be_used_is_not_quoted(value, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATE_LEDGER", value)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(LedgerError, match="PATE_LEDGER: must be postgresql") as error:
         open_ledger(tmp_path)
     assert error.value.__cause__ is None and shows_no_credentials(str(error.value))
+    assert list(tmp_path.iterdir()) == []
     assert main(["show", "--json"]) == 1
+    Ledger(tmp_path / "ledger.sqlite").close()
+    assert main(["move", value, "--path", str(tmp_path / "ledger.sqlite")]) == 1
     said = capsys.readouterr()
     assert shows_no_credentials(said.out + said.err)
+
+
+def test_a_user_outside_the_name_of_the_server_is_not_shown(server):
+    address = f"127.0.0.1:{server.port}/postgres?sslmode=disable&gssencmode=disable"
+    with pytest.raises(LedgerError, match=r"authentication failed for user \*\*\*\.") as error:
+        Ledger(f"postgresql+psycopg://{address}&user={USER}&password=hush")
+    assert shows_no_credentials(str(error.value))
 
 
 def test_no_credentials_show_in_what_runs_print_and_write(server, database, url, tmp_path, monkeypatch, capfd):
