@@ -61,6 +61,7 @@ class PostgresConnection:
         self.place = str(self._url._replace(username=None, password=None, query=sqlalchemy.util.EMPTY_DICT))
         options = f"{_OPTIONS} -c default_transaction_read_only={readonly}"
         settings = {"options": options, "client_encoding": "utf8", "connect_timeout": 10, "tcp_user_timeout": 60_000}
+        settings["keepalives_idle"] = 30  # seconds after which a server that no longer answers is noticed
         self._engine = sqlalchemy.create_engine(self._url, poolclass=sqlalchemy.NullPool, connect_args=settings)
         self._connection: sqlalchemy.Connection | None = None
         self._outcome = _NOTHING
