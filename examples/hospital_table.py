@@ -10,7 +10,7 @@ import pandas as pd
 from sklearn.datasets import load_breast_cancer
 
 from pate_torch import PATEClassifier
-from pate_torch.verify.command import main as verify
+from pate_torch.cli.main import main as pate
 
 table, ill = load_breast_cancer(return_X_y=True, as_frame=True)
 diagnosis = ill.map({0: "malignant", 1: "benign"})
@@ -30,4 +30,4 @@ print(clf.privacy_["headline"])
 print(pd.DataFrame(clf.predict_proba(table[test][:3]), columns=clf.classes_).round(2))
 
 release = Path(clf.release_)  # this folder may be published: model, report, statement
-raise SystemExit(verify([str(release), "--ledger", str(release.parents[4] / "ledger.sqlite")]))
+raise SystemExit(pate(["verify", str(release), "--ledger", str(release.parents[4] / "ledger.sqlite")]))

@@ -16,7 +16,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from pate_torch.cli.label import main as label
+from pate_torch.cli.main import main as pate
 
 x, y = load_digits(return_X_y=True)  # instead of records of the practices
 public, private = np.arange(300), np.arange(300, len(x))
@@ -43,7 +43,7 @@ with tempfile.TemporaryDirectory() as folder:
         "num_queries=60",
         "privacy.delta=1e-5",
     ]
-    if label([f"votes={file}", *settings]) != 0:  # charged to the account "practices" of the ledger
+    if pate(["label", f"votes={file}", *settings]) != 0:  # charged to the account "practices" of the ledger
         raise SystemExit(2)
 
 (release,) = set(Path(os.environ.get("PATE_HOME") or "outputs").glob("runs/practices/*/*/release")) - before

@@ -7,7 +7,6 @@ no environment variable and no import hook.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,9 @@ __all__ = ["PATE", "Network", "PATEClassifier", "PrivateLabeler", "ReleasedClass
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.metadata.version("pate-torch")
+        from importlib.metadata import version  # imports parsers of archives and of email
+
+        return version("pate-torch")
     if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'pate_torch' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)

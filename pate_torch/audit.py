@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -324,17 +323,8 @@ def check_plan(mechanism: Mechanism, pair: NeighborPair) -> None:
         mechanism.check(num_queries=pair.num_queries, num_teachers=num_teachers, num_classes=num_classes)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="pate audit", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("settings", nargs="+", metavar="key=value", help="mechanism=<name>, and keys of this mechanism")
-    parser.add_argument("--runs", type=int, help="runs on each side of each pair")
-    parser.add_argument("--queries", type=int, help="queries in each run")
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--confidence", type=float, default=0.95)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, help="also write the JSON object to this file, for owner.yaml")
-    args = parser.parse_intermixed_args(arguments)
     try:
         names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
         other_settings = [s for s in args.settings if not s.startswith("mechanism=")]

@@ -134,7 +134,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
     },
     "teacher": {
         **{network: {**_TEACHER, "network": network} for network in ("convnet", "lean_cnn", "mlp", "resnet")},
-        "logistic": {**_TEACHER, "network": "logistic", "learning_rate": 1e-2, "augment": None},
+        "logistic": _target("teachers.recipe.TeacherRecipe", network="logistic"),
         # Linear heads on frozen features that were learned from public points, for shards of about sixty records.
         "public_start": {
             "defaults": ["standard", {"/features@start.features": "contrastive"}, "_self_"],

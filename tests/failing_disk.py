@@ -25,8 +25,8 @@ import safetensors.torch
 import torch._dynamo  # noqa: F401  the first vmap of a process would import it: seconds, in every child
 
 from pate_torch import PATEClassifier, pipeline
-from pate_torch.cli import learn as learn_command
 from pate_torch.cli import train as train_command
+from pate_torch.cli.main import main as pate
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.chain import HashChain, LedgerError
 from pate_torch.privacy.ledger import Ledger
@@ -161,7 +161,7 @@ def _train_texts(home: Path, allow_refit: bool) -> None:
 
 def _learn(home: Path, allow_refit: bool) -> None:
     settings = learn_settings(home.parent, private=400)
-    _command(home, lambda: learn_command.main(["sspp", *settings, "--epsilon", "1", "--below-guarantee"]))
+    _command(home, lambda: pate(["learn", "sspp", *settings, "--epsilon", "1", "--below-guarantee"]))
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {

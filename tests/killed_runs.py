@@ -28,7 +28,7 @@ from pate_torch import PATE, owner_metrics, pipeline, session
 from pate_torch.accounting.events import from_json
 from pate_torch.api.journal import Journal
 from pate_torch.api.labeler import PrivateLabeler
-from pate_torch.cli import label
+from pate_torch.cli.main import main as pate
 from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
 from pate_torch.mechanisms.gaussian import GNMax
@@ -205,7 +205,7 @@ def _label(home: Path, number: int) -> None:
         np.save(votes, np.random.default_rng(0).integers(0, 3, (40, 60)))
     settings = ["num_classes=3", "dataset.name=brought", "num_queries=10", "privacy.delta=1e-6", "quiet=true"]
     noise = [f"mechanism.sigma={30 + number / 64}", f"privacy.opening_budget={CAP}"]
-    assert label.main([f"votes={votes}", *settings, *noise]) == 0
+    assert pate(["label", f"votes={votes}", *settings, *noise]) == 0
 
 
 def _api(home: Path, number: int) -> None:

@@ -11,7 +11,8 @@ from scipy import stats
 
 from pate_torch import audit as audit_module
 from pate_torch.accounting import ConfidentPrice
-from pate_torch.audit import audit, audit_outcomes, check_plan, load_mechanism, main
+from pate_torch.audit import audit, audit_outcomes, check_plan, load_mechanism
+from pate_torch.cli.main import main as pate
 from pate_torch.mechanisms import sparse_vector
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
@@ -326,17 +327,17 @@ def test_every_mechanism_has_pairs_that_pass_its_own_check(name):
 
 
 def test_command_prints_both_figures_and_exits_0(capsys):
-    assert main(["mechanism=gaussian", "sigma=5", "--runs", "2000", "--queries", "1", "--json"]) == 0
+    assert pate(["audit", "mechanism=gaussian", "sigma=5", "--runs", "2000", "--queries", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["sound"] and 0 <= result["proven"] <= result["claimed"] and result["queries"] == 1
-    assert main(["mechanism=laplace", "mechanism.sigma=5", "--runs", "2000"]) == 0
+    assert pate(["audit", "mechanism=laplace", "mechanism.sigma=5", "--runs", "2000"]) == 0
     text = capsys.readouterr().out
     assert "claimed epsilon" in text and "proven epsilon" in text and "no fault found" in text
 
 
 def test_command_exits_1_on_a_fault(monkeypatch, capsys):
     monkeypatch.setattr(audit_module, "DryRunNoise", scale_noise())
-    assert main(["mechanism=single_stable", "--runs", "20000"]) == 1
+    assert pate(["audit", "mechanism=single_stable", "--runs", "20000"]) == 1
     assert "REFUTED" in capsys.readouterr().out
 
 
@@ -353,7 +354,7 @@ def test_command_exits_1_on_a_fault(monkeypatch, capsys):
     ],
 )
 def test_command_exits_2_on_a_wrong_argument(arguments, complaint, capsys):
-    assert main(arguments.split()) == 2
+    assert pate(["audit", *arguments.split()]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -362,5 +363,5 @@ def test_command_exits_2_on_a_wrong_argument(arguments, complaint, capsys):
 @pytest.mark.parametrize("name", NAMES)
 def test_full_audit(name, noise, capsys):
     has_no_such_noise = noise == "discrete" and name in ("exponential", "gradient_descent")
-    code = main([f"mechanism={name}", f"noise={noise}", f"--confidence={CERTAIN}"])
+    code = pate(["audit", f"mechanism={name}", f"noise={noise}", f"--confidence={CERTAIN}"])
     assert code == (2 if has_no_such_noise else 0), capsys.readouterr().out

@@ -107,7 +107,7 @@ PARTS: dict[str, tuple[float, Callable[[Setup], Iterator[Finding]]]] = {
     "repeatability": (45, check_repeatability),
     "memory": (50, check_memory),
     "syncs": (25, check_syncs),
-    "speed": (110, measure_speed),
+    "speed": (120, measure_speed),
     "end_to_end": (80, compare_default_runs),
     "several_gpus": (45, check_several_gpus),
 }

@@ -20,13 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.api.messages import PATE_WORDS, reworded_errors
 from pate_torch.config import DataSplits, PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
@@ -65,6 +64,9 @@ from pate_torch.teachers.network import Network, to_network
 from pate_torch.teachers.panel import Panel, fit_panel
 from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
+
+if TYPE_CHECKING:
+    from pate_torch.api.labeler import PrivateLabeler
 
 STUDENTS: dict[str, type[StudentAlgorithm]] = {s.name: s for s in (FixMatch, LabelSpreading, Supervised, Vat)}
 
@@ -475,6 +477,8 @@ class PATE:
         if isinstance(self.teacher, PrivateMethod):
             problem = "answers all questions at once, so it cannot answer them one by one"
             raise checks.error("teacher", type(self.teacher).__name__, problem, "Call label() instead.")
+        from pate_torch.api.labeler import PrivateLabeler  # imports hypotheses/
+
         assert self.mechanism is not None
         data = replace(data, pool=PublicPool(data.private.x[:0]))
         config = self.make_config(data, self._make_teacher_votes(data.spec, num_queries=num_queries))

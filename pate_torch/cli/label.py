@@ -13,7 +13,6 @@ file is a question. conf/label.yaml and conf/account.yaml list all keys. The exi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,12 +75,9 @@ def build_config(cfg: DictConfig) -> RunConfig:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="pate label", description=(__doc__ or "").splitlines()[0])
-    keys = "votes=FILE (predictions [K, P] or aggregated counts [P, C]), num_classes=, dataset.name=, ..."
-    parser.add_argument("settings", nargs="*", metavar="key=value", help=keys)
-    settings = parser.parse_intermixed_args(arguments).settings
+    settings = options.settings
 
     def label() -> None:
         with hydra_config.open_configuration():

@@ -17,13 +17,13 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
-from pate_torch.hypotheses.algorithms import ALGORITHMS, LearnOptions
+from pate_torch.hypotheses import LearnOptions
+from pate_torch.hypotheses.algorithms import ALGORITHMS
 from pate_torch.hypotheses.release import HypothesisMethod
 from pate_torch.hypotheses.sweep import run_sweep, write_sweep
 from pate_torch.pipeline import run
@@ -49,29 +49,6 @@ def compose_config(name: str, words: Sequence[str]) -> RunConfig:
     return hydra_config.compose_labeling([f"{key}={value}" for key, value in values.items()], name)
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    names = "\n".join(f"  {name:<20}{algorithm.description}" for name, algorithm in ALGORITHMS.items())
-    parser = argparse.ArgumentParser(
-        prog="pate learn",
-        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}print the sample size that each algorithm needs",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
-    parser.add_argument("settings", nargs="*", metavar="TABLE | key=value")
-    for option in dataclasses.fields(LearnOptions):
-        kind = int if option.default is None else type(option.default)
-        text = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
-        choices = option.metadata["choices"]
-        parser.add_argument(f"--{option.name}", type=kind, default=option.default, choices=choices, help=text)
-    parser.add_argument("--below-guarantee", action="store_true", help="continue with too few records for the theorem")
-    parser.add_argument("--sweep", metavar="KEY=VALUES", help="epsilon=.1,.5,1 or n=500,1000: risks on public data")
-    parser.add_argument("--repeats", type=int, default=30, help="number of draws of --sweep (default: 30)")
-    parser.add_argument("--output", type=Path, default=Path("sweep"), help="folder of --sweep (default: sweep)")
-    dimension_help = "bounds: VC dimension, or number of parameters (default: 1)"
-    parser.add_argument("--dimension", type=int, default=1, help=dimension_help)
-    return parser
-
-
 def _print_bounds(options: LearnOptions, dimension: int) -> None:
     checks.integer("dimension", dimension, low=1)
     terms = f"epsilon {options.epsilon:g}, replace_one, unit record; dimension {dimension}"
@@ -81,9 +58,8 @@ def _print_bounds(options: LearnOptions, dimension: int) -> None:
         print(f"  {name:<20}{f'{math.ceil(n):,}' if n < 1e9 else f'{n:.2g}':>16}  {promise}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    parsed = _make_parser().parse_intermixed_args(arguments)
 
     def learn() -> None:
         fields = dataclasses.fields(LearnOptions)

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
 from pate_torch.core.formatting import format_delta, format_epsilon
-from pate_torch.privacy.accounts import Account
-from pate_torch.privacy.chain import LedgerError
-from pate_torch.privacy.ledger import Ledger, get_default_path, open_ledger
+
+if TYPE_CHECKING:
+    from pate_torch.accounting.accountant import Guarantee
+    from pate_torch.privacy.accounts import Account
+    from pate_torch.privacy.ledger import Ledger
 
 EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a wrong command line
 _LINE_WIDTH = 80
@@ -25,6 +26,9 @@ _LINE_WIDTH = 80
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0 if it succeeds, and 1 if it is refused or the ledger is damaged."""
     options = _make_parser().parse_args(arguments)
+    # These import SciPy, which the help does not need.
+    from pate_torch.privacy.ledger import Ledger, get_default_path, open_ledger
+
     try:
         path = options.path or (get_default_path() if options.command == "move" else None)
         open_it = partial(Ledger, path) if path else open_ledger
@@ -77,7 +81,7 @@ def _verify(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
     accounts = ledger.verify()
     if options.contains and not ledger.contains_head(options.contains):
         problem = "is not in this ledger: entries of the ledger were lost, or the hash is from another ledger"
-        raise LedgerError(f"contains={options.contains!r}: {problem}. Restore a backup that contains the hash.")
+        raise ValueError(f"contains={options.contains!r}: {problem}. Restore a backup that contains the hash.")
     entries, head = len(ledger.read_entries()), ledger.get_head()
     text = f"{ledger.place}: {entries} entries and {len(accounts)} accounts are consistent\nhead {head}"
     return {"entries": entries, "head": head, "accounts": [_describe_account(a) for a in accounts]}, text
@@ -156,6 +160,8 @@ def _describe_account(account: Account) -> dict[str, Any]:
 
 def _format_table(accounts: Sequence[Account]) -> list[str]:
     """Format two lines of at most 80 columns for each account."""
+    from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE
+
     row = "{:<16} {:>9} {:>9} {:>9} {:>8} {:<6} {:>8} {:>5}"
     lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open")]
     for account in accounts:

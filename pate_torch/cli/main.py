@@ -1,11 +1,23 @@
-"""The ``pate`` command, which runs the commands of the package. ``pate --help`` imports only the standard library."""
+"""The ``pate`` command, which runs the commands of the package.
+
+A command is imported after its arguments were read, so that no help imports PyTorch, SciPy or Hydra.
+"""
 
 from __future__ import annotations
 
-import importlib
+import argparse
+import ast
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pate_torch.components import COMPONENTS
+from pate_torch.core.run_folders import find_config_folder
+from pate_torch.hypotheses import DESCRIPTIONS, LearnOptions
 
 COMMANDS = {
     "demo": ("pate_torch.cli.train", "train", "train on a bundled data set, in half a minute"),
@@ -13,7 +25,7 @@ COMMANDS = {
     "label": ("pate_torch.cli.label", "main", "release labels from a file of votes, without a student"),
     "audit": ("pate_torch.audit", "main", "measure a lower bound on the epsilon of a mechanism"),
     "plan": ("pate_torch.cli.plan", "main", "compute the cost of settings before anything is charged"),
-    "diagnose": ("pate_torch.cli.plan", "diagnose", "measure teachers on public data, and recommend K and a mechanism"),
+    "diagnose": ("pate_torch.cli.plan", "main", "measure teachers on public data, and recommend K and a mechanism"),
     "verify": ("pate_torch.verify.command", "main", "recompute the claims of any release by independent code"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),
     "learn": ("pate_torch.cli.learn", "main", "learn and release a hypothesis by an algorithm of the papers"),
@@ -21,6 +33,64 @@ COMMANDS = {
     "export": ("pate_torch.students.store", "main", "export a released student for other programs"),
     "runs": ("pate_torch.cli.list_runs", "main", "list past runs with their epsilon and accuracy"),
 }
+
+
+_JSON = ("--json", dict(action="store_true", help="print one JSON object"))
+_STUDENT = ("run", dict(type=Path, help="folder of a run or of a release, or file of a student"))
+_VOTES = "votes=FILE (predictions [K, P] or aggregated counts [P, C]), num_classes=, dataset.name=, ..."
+_PUBLIC = "file of labeled public records, and settings of train.py and pilot.*"
+_ALGORITHMS = {**DESCRIPTIONS, "bounds": "print the sample size that each algorithm needs"}
+
+ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "label": (("settings", dict(nargs="*", metavar="key=value", help=_VOTES)),),
+    "audit": (
+        ("settings", dict(nargs="+", metavar="key=value", help="mechanism=<name>, and keys of this mechanism")),
+        ("--runs", dict(type=int, help="runs on each side of each pair")),
+        ("--queries", dict(type=int, help="queries in each run")),
+        ("--delta", dict(type=float, default=1e-5)),
+        ("--confidence", dict(type=float, default=0.95)),
+        ("--output", dict(type=Path, help="also write the JSON object to this file, for owner.yaml")),
+        _JSON,
+    ),
+    "plan": (("settings", dict(nargs="*", metavar="PUBLIC | key=value", help=_PUBLIC)), _JSON),
+    "verify": (
+        ("release", dict(type=Path, nargs="?", help="the folder of a run or of its release")),
+        ("--claim", dict(type=Path, metavar="CLAIM.yaml", help="a claim about any mechanism (docs/verify.md)")),
+        ("--ledger", dict(type=Path, nargs="?", const="", help="ledger of the release (without a path: your own)")),
+    ),
+    "learn": (
+        ("algorithm", dict(choices=_ALGORITHMS, help="; ".join(f"{key}: {_ALGORITHMS[key]}" for key in _ALGORITHMS))),
+        ("settings", dict(nargs="*", metavar="TABLE | key=value")),
+        *((f"--{option.name}", dict(default=option.default, **option.metadata)) for option in fields(LearnOptions)),
+        ("--below-guarantee", dict(action="store_true", help="continue with too few records for the theorem")),
+        ("--sweep", dict(metavar="KEY=VALUES", help="epsilon=.1,.5,1 or n=500,1000: risks on public data")),
+        ("--repeats", dict(type=int, default=30, help="number of draws of --sweep (default: 30)")),
+        ("--output", dict(type=Path, default=Path("sweep"), help="folder of --sweep (default: sweep)")),
+        ("--dimension", dict(type=int, default=1, help="bounds: VC dimension, or number of parameters (default: 1)")),
+    ),
+    "export": (
+        _STUDENT,
+        ("--output", dict(type=Path, help="path of the program (default: beside the release folder)")),
+        ("--format", dict(default="torch", choices=("torch", "onnx"), help="onnx: a table's columns are its inputs")),
+    ),
+    "predict": (
+        _STUDENT,
+        ("records", dict(type=Path, help="CSV or Parquet file, image, or folder of images")),
+        ("--id", dict(metavar="COLUMN", help="column that names the rows (default: row numbers)")),
+        (
+            "--unknown",
+            dict(default="error", choices=("error", "zeros"), help="encoding of unknown categories"),
+        ),
+        ("--separator", dict(default=",", help="separator of the values in a CSV file (default: a comma)")),
+        ("--columns", dict(help="names of the columns, separated by commas, if the file has no header")),
+        ("--no-quotes", dict(action="store_true", help="read quotation marks as part of values")),
+        ("--weights", dict(help="file of the encoder's weights, if the release does not contain them")),
+        ("--tokenizer", dict(help="file of the encoder's tokenizer, if the release does not contain it")),
+        ("--output", dict(type=Path, help="file for the table (default: the terminal)")),
+    ),
+}
+ARGUMENTS["diagnose"] = ARGUMENTS["plan"]
+"""Arguments of the commands whose function takes them. The other functions read ``sys.argv``."""
 
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 """Exit codes of shells for programs that SIGINT or SIGPIPE ended: 128 plus the number of the signal."""
@@ -71,9 +141,42 @@ def _dispatch(name: str | None = None, *words: str) -> int:
         print(f"error: there is no command {name!r}. Commands are {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         return 2
     module, function, _ = COMMANDS[name]
+    if name in ARGUMENTS:
+        options = _parse_arguments(name, words)
+        return int(getattr(importlib.import_module(module), function)(options))
+    if function == "train" and words in (("--help",), ("-h",)):
+        _print_groups()
+        return 0
     saved_argv = sys.argv
     sys.argv = [f"pate {name}", *words]  # Hydra and argparse read the arguments from sys.argv
     try:
         return int(getattr(importlib.import_module(module), function)() or 0)
     finally:
         sys.argv = saved_argv
+
+
+def _parse_arguments(name: str, words: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of a command. Its help is the docstring of its module, which is not imported."""
+    module, _, summary = COMMANDS[name]
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    description = f"{summary.capitalize()}.\n" + docstring.partition("\n")[2].replace("``", "")
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=f"pate {name}", description=description, formatter_class=kind)
+    for argument, options in ARGUMENTS[name]:
+        parser.add_argument(argument, **options)
+    parser.set_defaults(command=name)
+    return parser.parse_intermixed_args(words)
+
+
+def _print_groups() -> None:
+    """Print the options of each group and the common keys. With settings beside --help, Hydra prints all their keys."""
+    folder = Path(find_config_folder())
+    files = {group: [path.stem for path in (folder / group).glob("*.yaml")] for group in ("dataset", "experiment")}
+    print("usage: pate train GROUP=OPTION KEY=VALUE ...\n\nGroups and their options:")
+    for group, options in sorted({**COMPONENTS, **files, "features": [*COMPONENTS["features"], "none"]}.items()):
+        print(f"  {group}: {', '.join(sorted(options))}")
+    for file in ("config.yaml", "account.yaml"):
+        print(f"\n{(folder / file).read_text(encoding='utf-8').partition('hydra:')[0].strip()}")
+    print("\npate train dataset=svhn --help prints all keys of a run. Fields: python -m pydoc <_target_ of the group>")

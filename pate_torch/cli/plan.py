@@ -68,22 +68,12 @@ PILOT_ADVICE = "Set it to a public benchmark, a file of public records, or your 
 DEFAULT_NUM_CLASSES = 2
 
 
-def diagnose(arguments: Sequence[str] | None = None) -> int:
-    """Run ``pate diagnose`` and return its exit code."""
-    return main(arguments, diagnoses=True)
-
-
-def main(arguments: Sequence[str] | None = None, *, diagnoses: bool = False) -> int:
-    """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    help_text = "file of labeled public records, and settings of train.py and pilot.*"
-    parser.add_argument("settings", nargs="*", metavar="PUBLIC | key=value", help=help_text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_intermixed_args(arguments)
+def main(options: argparse.Namespace) -> int:
+    """Run ``pate plan`` or ``pate diagnose`` and return its exit code."""
 
     def print_plan() -> None:
-        report = plan(args.settings, diagnoses=diagnoses)
-        print(report.to_json() if args.json else format_report(report))
+        report = plan(options.settings, diagnoses=options.command == "diagnose")
+        print(report.to_json() if options.json else format_report(report))
 
     return run_or_refuse(print_plan)
 

@@ -24,8 +24,9 @@ from pate_torch.students.store import load_student
 
 def read_table(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:
     """Read the names and the encoded rows of a table's records."""
+    columns = options.columns and options.columns.split(",")
     quotes = not options.no_quotes
-    table = table_files.read_table("records", file, options.separator, columns=options.columns, quotes=quotes)
+    table = table_files.read_table("records", file, options.separator, columns=columns, quotes=quotes)
     if options.id is not None:
         checks.one_of("id", options.id, list(table))
     x = student.encode(table, unknown=options.unknown)
@@ -57,22 +58,8 @@ def format_predictions(student: Student, names: Sequence[str], x: Tensor) -> str
     return table.getvalue()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command and return its exit code, or 2 if the student or the records cannot be read."""
-    parser = argparse.ArgumentParser(prog="pate predict", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path, help="folder of a run or a release, or file of a student")
-    parser.add_argument("records", type=Path, help="CSV or Parquet file, image, or folder of images")
-    parser.add_argument("--id", metavar="COLUMN", help="column that names the rows (default: row numbers)")
-    unknown_help = "encoding of categories that the student does not know (default: an error)"
-    parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help=unknown_help)
-    parser.add_argument("--separator", default=",", help="separator of the values in a CSV file (default: a comma)")
-    columns_help = "names of the columns, separated by commas, if the file has no header"
-    parser.add_argument("--columns", type=lambda names: names.split(","), help=columns_help)
-    parser.add_argument("--no-quotes", action="store_true", help="read quotation marks as part of values")
-    parser.add_argument("--weights", help="file of the encoder's weights, if the release does not contain them")
-    parser.add_argument("--tokenizer", help="file of the encoder's tokenizer, if the release does not contain it")
-    parser.add_argument("--output", type=Path, help="file for the table (default: the terminal)")
-    options = parser.parse_args(arguments)
     try:
         if not options.records.exists():
             raise checks.error("records", str(options.records), "was not found")

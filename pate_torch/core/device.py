@@ -17,9 +17,9 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Progress
 
 T = TypeVar("T")
-_precision_lock = threading.Lock()
-_precisions_by_block: dict[object, tuple[str, ...]] = {}
-"""Precisions that the active blocks of ``float32_precision`` ask for, and those before the first block, under None."""
+_switch_lock = threading.Lock()
+_switches_by_block: dict[object, dict[tuple[Any, str], Any]] = {}
+"""Values that the active blocks of ``_set_switches`` ask for, and those before the first block, under None."""
 Device = torch.device | str
 
 
@@ -47,31 +47,42 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def float32_precision(*, tf32: bool = False) -> Iterator[None]:
-    """Compute matrix products and convolutions of float32 tensors in full precision, or in TF32 if ``tf32``.
+def _set_switches(value_by_switch: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    """Set attributes of torch's backends, which all threads share.
 
-    By default PyTorch uses TF32 in the convolutions of cuDNN, even if matrix products use full precision. All threads
-    share the setting: of several blocks the one that began last decides, and the last one to end restores the setting.
+    Of several blocks the one that began last decides, and the last one to end restores the previous values.
     """
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     block = object()
 
-    def apply_precisions() -> None:
-        for backend, precision in zip(backends, list(_precisions_by_block.values())[-1], strict=True):
-            backend.fp32_precision = precision
+    def apply_values() -> None:
+        values = {switch: value for held in _switches_by_block.values() for switch, value in held.items()}
+        for (backend, name), value in values.items():
+            setattr(backend, name, value)
 
-    with _precision_lock:
-        _precisions_by_block.setdefault(None, tuple(backend.fp32_precision for backend in backends))
-        _precisions_by_block[block] = ("tf32" if tf32 else "ieee",) * len(backends)
-        apply_precisions()
+    with _switch_lock:
+        previous = _switches_by_block.setdefault(None, {})
+        previous.update({switch: getattr(*switch) for switch in value_by_switch if switch not in previous})
+        _switches_by_block[block] = value_by_switch
+        apply_values()
     try:
         yield
     finally:
-        with _precision_lock:
-            del _precisions_by_block[block]
-            apply_precisions()
-            if len(_precisions_by_block) == 1:
-                _precisions_by_block.clear()
+        with _switch_lock:
+            del _switches_by_block[block]
+            apply_values()
+            if len(_switches_by_block) == 1:
+                _switches_by_block.clear()
+
+
+@contextmanager
+def float32_precision(*, tf32: bool = False) -> Iterator[None]:
+    """Compute matrix products and convolutions of float32 tensors in full precision, or in TF32 if ``tf32``.
+
+    By default PyTorch uses TF32 in the convolutions of cuDNN, even if matrix products use full precision.
+    """
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    with _set_switches({(backend, "fp32_precision"): "tf32" if tf32 else "ieee" for backend in backends}):
+        yield
 
 
 @contextmanager
@@ -82,13 +93,8 @@ def deterministic_mode(device: torch.device) -> Iterator[None]:
         if device.index is not None:  # torch.device("cuda") is the current device already
             torch.cuda.set_device(device)
     cudnn = torch.backends.cudnn
-    previous_settings = cudnn.deterministic, cudnn.benchmark
-    try:
-        cudnn.deterministic, cudnn.benchmark = True, False
-        with float32_precision():
-            yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = previous_settings
+    with _set_switches({(cudnn, "deterministic"): True, (cudnn, "benchmark"): False}), float32_precision():
+        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,46 +17,14 @@ from pate_torch.accounting.calibration import calibrate_sigma
 from pate_torch.accounting.events import PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.hypotheses import classes, exponential, prediction
+from pate_torch.hypotheses import LearnOptions, classes, exponential, prediction
 from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps
 from pate_torch.hypotheses.sample import Floats, Sample
 from pate_torch.privacy.noise import DryRunNoise, NoiseProvider
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 
-HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
-
 # ---- Problems --------------------------------------------------------------------------------------------------------
-
-
-def _option(default: Any, description: str, choices: tuple[str, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": description, "choices": choices})
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnOptions:
-    """Options of ``pate learn``. Each algorithm uses some of the options."""
-
-    hypotheses: str = _option("stumps", "hypothesis class", HYPOTHESIS_CLASSES)
-    epsilon: float = _option(1.0, "epsilon of the whole release")
-    alpha: float = _option(0.1, "excess error of the theorem; private-prediction: a quarter of the promised error")
-    beta: float = _option(0.1, "sspp and exponential: probability that a promise fails")
-    points: int | None = _option(None, "number of public points (default: sspp 1000, private-prediction 20)")
-    constants: str = _option("paper", "private-prediction: constants of the paper or sharp ones", ("paper", "sharp"))
-    cuts: int = _option(20, "exponential: number of thresholds for each feature")
-    radius: float = _option(3.0, "convex: radius of the ball of parameters")
-    ridge: float = _option(0.05, "convex: weight of the penalty on the parameters")
-
-    def __post_init__(self) -> None:
-        for option in fields(self):
-            if option.metadata["choices"]:
-                checks.one_of(option.name, getattr(self, option.name), option.metadata["choices"])
-        for key in ("epsilon", "radius", "ridge"):
-            checks.positive(key, getattr(self, key))
-        for key in ("alpha", "beta"):
-            checks.between(key, getattr(self, key), 0, 1, exclusive=True)
-        for key, value in (("cuts", self.cuts), ("points", 1 if self.points is None else self.points)):
-            checks.integer(key, value, low=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -183,14 +151,12 @@ class Algorithm:
         learn: Function of a problem and a noise provider that charges the provider and returns a hypothesis.
         compute_size: Function of the options and the VC dimension (for a linear model the number of parameters) that
             returns the n that the theorem needs, and its promise. A third argument is the number of listed candidates.
-        description: Source and method in words.
         list_candidates: Function that lists the candidates of a problem, which public points determine, or None.
         is_linear: Whether the hypothesis is a parameter vector of a linear model.
     """
 
     learn: Callable[[Problem, NoiseProvider], Any]
     compute_size: Callable[..., tuple[float, str]]
-    description: str
     list_candidates: Callable[[Problem], Sequence[Any]] | None = None
     is_linear: bool = False
 
@@ -262,10 +228,10 @@ def _compute_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 
 ALGORITHMS = {
-    "sspp": Algorithm(_learn_sspp, _compute_sspp_size, "NB20 Algorithm 7: labelings of public points", _list_labelings),
-    "exponential": Algorithm(_learn_exponential, _compute_finite_size, "WLF16 Algorithm 1: finite classes", _list_grid),
-    "convex": Algorithm(_learn_convex, _compute_convex_size, "WLF16 Proposition 19: logistic regression", None, True),
-    "private-prediction": Algorithm(_learn_prediction, _compute_prediction_size, "DF20 Corollary 1: noisy predictions"),
+    "sspp": Algorithm(_learn_sspp, _compute_sspp_size, _list_labelings),
+    "exponential": Algorithm(_learn_exponential, _compute_finite_size, _list_grid),
+    "convex": Algorithm(_learn_convex, _compute_convex_size, is_linear=True),
+    "private-prediction": Algorithm(_learn_prediction, _compute_prediction_size),
 }
 
 

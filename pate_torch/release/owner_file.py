@@ -15,8 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import yaml
-
 from pate_torch.core import checks
 
 OWNER_FILE = "owner.yaml"
@@ -98,6 +96,8 @@ def read(root: Path, account: str) -> OwnerFacts:
     file = root / OWNER_FILE
     if not file.exists():
         return OwnerFacts()
+    import yaml  # few runs have this file
+
     try:
         accounts = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:

@@ -18,7 +18,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,15 +200,8 @@ def _make_example(spec: DataSpec, size: int) -> Tensor:
     return (values % 251).to(torch.uint8) if spec.is_image else (values % 7).float()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run ``pate export``. Return the exit code: 0, or 2 if an argument is wrong or a file cannot be used."""
-    description = "Export a released student to a program that needs PyTorch or an ONNX runtime alone."
-    parser = argparse.ArgumentParser(prog="pate export", description=description)
-    parser.add_argument("run", type=Path, help="folder of a run or of a release, or file of a student")
-    parser.add_argument("--output", type=Path, help="path of the program (default: beside the release folder)")
-    format_help = "torch for torch.export (default), or onnx, whose input for a table is its columns"
-    parser.add_argument("--format", default="torch", choices=("torch", "onnx"), help=format_help)
-    options = parser.parse_args(arguments)
     is_onnx = options.format == "onnx"
     try:
         file = find_student_file(options.run)

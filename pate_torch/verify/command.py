@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +118,14 @@ def compute_claim_bounds(claim: Mapping[str, Any], sensitivity: float) -> Epsilo
     return compute_bounds([event], claim["delta"])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    description = (__doc__ or "").split("\n\n", 1)[0].split(": ", 1)[1]
-    parser = argparse.ArgumentParser(prog="pate verify", description=description)
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("release", type=Path, nargs="?", help="the folder of a run or of its release")
-    help_text = "a claim about any mechanism (docs/verify.md)"
-    target.add_argument("--claim", type=Path, metavar="CLAIM.yaml", help=help_text)
     own_ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
-    help_text = "the ledger that the release was charged to (without a path: ledger.sqlite of your store)"
-    parser.add_argument("--ledger", type=Path, nargs="?", const=own_ledger, help=help_text)
-    options = parser.parse_args(arguments)
+    ledger_path = own_ledger if options.ledger == Path() else options.ledger
     try:
-        results = verify_claim(options.claim) if options.claim else verify_release(options.release, options.ledger)
+        if (options.release is None) == (options.claim is None):
+            raise checks.error("release", options.release, "must be set, or --claim", "Set one of them.")
+        results = verify_claim(options.claim) if options.claim else verify_release(options.release, ledger_path)
         is_ok = True
         for check in results:
             print(check, flush=True)

@@ -28,6 +28,7 @@ from pate_torch import Network, PATEClassifier, load_student
 from pate_torch.api import pate
 from pate_torch.api.inputs import encode_labels
 from pate_torch.api.released import ReleasedClassifier
+from pate_torch.cli import main as cli
 from pate_torch.features.encoder import Encoder
 from pate_torch.methods import feasibility, teacher_votes
 from pate_torch.methods.base import ModelForecast
@@ -41,7 +42,6 @@ from pate_torch.session import ReleaseStopped
 from pate_torch.students import private_test, store
 from pate_torch.students.base import Student
 from pate_torch.students.semi_supervised import LabelSpreading
-from pate_torch.verify import command as verify
 from tests import ROOT
 from tests.api.classifiers import draw_table, make_classifier
 from tests.spies import spy
@@ -407,7 +407,7 @@ def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, 
     assert (stated["bound"], stated["number"], stated["num_units"]) == (test.bound, 1, None)
     words = (clf.release_ / "README.md").read_text().replace("\\", "")
     assert "private_test.json" in words and "test of the model on held-out units" in words
-    assert verify.main([str(clf.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
+    assert cli.main(["verify", str(clf.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
     student = load_student(clf.release_)
     assert np.allclose(student.predict_proba(TEST.astype(np.float32)), clf.predict_proba(TEST), atol=1e-6)
     confidence = clf.predict_proba(PUBLIC).max(1).mean()
@@ -421,7 +421,7 @@ def test_a_second_test_says_so_and_other_shares_are_refused(make, tmp_path, caps
     assert "Private test 2 on held-out units" in capsys.readouterr().out
     words = (second.release_ / "README.md").read_text()
     assert "test of the model on held-out units (number 2 of this account)" in words.replace("\\", "")
-    assert verify.main([str(second.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
+    assert cli.main(["verify", str(second.release_), "--ledger", str(tmp_path / "ledger.sqlite")]) == 0
     charged = len(read_account(tmp_path).charges)
     with pytest.raises(ValueError, match=r"private_test=0\.1: must be 0\.2, which is fixed"):
         make(2.0, private_test=0.1, **again).fit(X, Y, public=PUBLIC)

@@ -24,6 +24,7 @@ from sklearn.utils.validation import validate_data
 from torch.utils.data import TensorDataset
 
 from pate_torch import PATE, ReleasedClassifier, load_student, networks
+from pate_torch.cli.main import main as pate
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import Column, TableSchema
@@ -31,7 +32,6 @@ from pate_torch.release.report import Share
 from pate_torch.students import store
 from pate_torch.students.base import Student
 from pate_torch.students.numpy_student import NumpyStudent
-from pate_torch.verify import command as verify
 from tests import ROOT
 from tests.api.classifiers import draw_table, make_classifier
 from tests.students.tasks import FRAME, ROWS, TABLE, make_student
@@ -249,7 +249,7 @@ def test_an_accuracy_is_published_in_the_copy_alone(owner, capsys):
     for folder in (home / "without", classifier.release_):
         assert json.loads((folder / "privacy.json").read_text())["utility"]["student"] is None
     for folder in ("with", "without"):
-        assert verify.main([str(home / folder)]) == 0
+        assert pate(["verify", str(home / folder)]) == 0
     assert "FAILS" not in capsys.readouterr().out
 
 

@@ -9,7 +9,6 @@ import pytest
 import pate_torch
 from pate_torch.cli import main as cli
 from pate_torch.cli.train import run_or_refuse
-from pate_torch.verify import command as verify
 from tests import ROOT
 from tests.command_runs import TINY
 
@@ -41,16 +40,40 @@ def test_the_package_and_its_help_load_no_torch_and_change_nothing_in_the_host_p
         pate_torch.nothing_here  # noqa: B018
 
 
-@pytest.mark.slow(reason="processes that import torch")
-@pytest.mark.parametrize(
-    "statement,unused",
-    [
-        ("from pate_torch import PATEClassifier", {"opacus", "hydra", "tensorboard", "torchvision", "mpmath"}),
-        ("from pate_torch.cli import train; sys.argv[1:] = ['--help']; train.train()", {"sklearn", "opacus", "pandas"}),
-    ],
-)
-def test_a_start_loads_no_more_than_it_needs(statement, unused):
-    check_in_a_fresh_process(f"import sys; {statement}; assert not {unused} & set(sys.modules)")
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_the_help_of_a_command_loads_nothing_that_takes_time(command):
+    output = check_in_a_fresh_process(
+        "import contextlib, sys\n"
+        "from pate_torch.cli.main import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    assert main([sys.argv[1], '--help']) == 0\n"
+        "assert not {'torch', 'scipy', 'hydra', 'mpmath', 'sklearn'} & set(sys.modules)",
+        command,
+    )
+    assert output.startswith(f"usage: pate {'train' if command == 'demo' else command} ")
+
+
+def test_the_help_of_diagnose_opens_with_its_own_sentence_and_that_of_train_lists_groups(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", "--help"])
+    assert capsys.readouterr().out.split("\n\n")[1].startswith("Measure teachers on public data")
+    assert cli.main(["train", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for start in (
+        "  features: contrastive, encoder, fourier, none",
+        "  dataset: a9a, ",
+        "seed: 0",
+        "  opening_budget: ",
+    ):
+        assert any(line.startswith(start) for line in lines), start
+
+
+@pytest.mark.slow(reason="a process that imports torch")
+def test_the_estimator_loads_no_more_than_it_needs():
+    unused = {"opacus", "hydra", "tensorboard", "torchvision", "mpmath"}
+    check_in_a_fresh_process(
+        f"import sys; from pate_torch import PATEClassifier; assert not {unused} & set(sys.modules)"
+    )
 
 
 @pytest.mark.slow(reason="a whole run in another process")
@@ -127,7 +150,7 @@ def test_a_closed_output_ends_quietly(words):
 
 @pytest.mark.parametrize(
     "command",
-    [lambda file: verify.main(["--claim", file]), lambda _: run_or_refuse(lambda: print("a plan"))],
+    [lambda file: cli._dispatch("verify", "--claim", file), lambda _: run_or_refuse(lambda: print("a plan"))],
     ids=["verify", "plan"],
 )
 def test_a_command_that_refuses_arguments_lets_a_closed_output_end_it(command, monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from hydra import compose
 
 from pate_torch.cli import hydra_config
 from pate_torch.cli import plan as command
+from pate_torch.cli.main import main as pate
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning.choice import format_report
@@ -170,14 +171,14 @@ def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(enc
         (("pilot.dataset=digits",), "must not hold the private records"),
         (("dataset=csv", "pilot.dataset=digits"), "nominal_size"),
     ):
-        assert command.main(settings) == 2
+        assert pate(["plan", *settings]) == 2
         assert message in capsys.readouterr().err
 
 
 def test_the_command_prints_a_table_or_one_object(capsys):
-    assert command.main(["teachers=50", "mechanism.sigma=8.3"]) == 0
+    assert pate(["plan", "teachers=50", "mechanism.sigma=8.3"]) == 0
     assert "python train.py num_teachers=50 mechanism.sigma=8.3" in capsys.readouterr().out
-    assert command.main(["mechanism.sigma=8.3", "teachers=50", "--json"]) == 0
+    assert pate(["plan", "mechanism.sigma=8.3", "teachers=50", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["choices"][0]["num_teachers"] == 50
 
 
@@ -200,7 +201,7 @@ def test_the_command_prints_a_table_or_one_object(capsys):
     ],
 )
 def test_bad_input_is_one_line_and_code_2(settings, key, capsys, home):
-    assert command.main(settings) == 2
+    assert pate(["plan", *settings]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and key in err
     assert list(home.iterdir()) == []
@@ -245,7 +246,7 @@ def test_a_diagnosis_reads_public_rows_alone_and_its_command_can_be_planned(tmp_
 
 def test_a_benchmark_is_diagnosed_on_itself(capsys, monkeypatch):
     monkeypatch.setattr(command, "DIAGNOSED_MECHANISMS", {"gaussian": {}})
-    assert command.diagnose(("privacy.target_epsilon=2", "teacher=logistic", *QUICK)) == 0
+    assert pate(["diagnose", "privacy.target_epsilon=2", "teacher=logistic", *QUICK]) == 0
     text = capsys.readouterr().out
     assert "measured on digits" in text and "python train.py privacy.target_epsilon=2" in text
 
@@ -265,6 +266,6 @@ def test_what_is_not_declared_public_is_not_diagnosed(tmp_path, capsys):
         ((public, *TABLE, "method=gradients", "mechanism.sigma=3"), "mechanism"),
         ((public, *TABLE, "pilot.num_queries=99"), "pilot.num_queries"),
     ):
-        assert command.diagnose(settings) == 2, settings
+        assert pate(["diagnose", *settings]) == 2, settings
         out, err = capsys.readouterr()
         assert out == "" and message in err and err.count("\n") == 1, (settings, err)

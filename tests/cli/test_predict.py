@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from pate_torch import load_student, networks
-from pate_torch.cli import predict
+from pate_torch.cli.main import main as pate
 from pate_torch.data.benchmark import Digits
 from pate_torch.data.tabular import Csv
 from pate_torch.students import store
@@ -59,7 +59,7 @@ def rows(text):
 
 
 def run(capsys, *words):
-    code = predict.main([str(word) for word in words])
+    code = pate(["predict", *map(str, words)])
     out = capsys.readouterr()
     return code, out.out, out.err
 

@@ -45,6 +45,16 @@ def test_blocks_that_end_in_another_order_restore_the_precision():
     assert get_switches() == before and before[:2] != ("tf32", "tf32")
 
 
+def test_a_run_in_another_thread_that_ends_first_leaves_a_run_repeatable():
+    before, first, second = get_switches(), deterministic_mode(CPU), deterministic_mode(CPU)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert get_switches() == ("ieee", "ieee", True, False) != before
+    second.__exit__(None, None, None)
+    assert get_switches() == before
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_a_device_may_be_named_with_or_without_its_number(device, simulated_gpu):
     with deterministic_mode(torch.device(device)):

@@ -18,8 +18,8 @@ import torch
 from hydra.utils import get_class
 
 from pate_torch import PATE, pipeline
-from pate_torch.cli import label
 from pate_torch.cli import plan as plan_command
+from pate_torch.cli.main import main as pate
 from pate_torch.mechanisms.base import RecordMechanism, VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.mechanisms.gaussian import GNMax
@@ -40,7 +40,6 @@ from pate_torch.privacy.partition import DatasetFacts, assign_shards
 from pate_torch.privacy.records import Answers
 from pate_torch.release import membership
 from pate_torch.teachers.voting import count_votes
-from pate_torch.verify import command as verify_command
 from tests.command_runs import train
 from tests.configurations import list_options, load_option
 from tests.killed_runs import blobs, plan
@@ -190,7 +189,7 @@ def test_train_with_its_statement_and_the_owners_attack(tmp_path, search_path, m
 
 
 def test_label_answers_by_them_and_trains_nothing(tmp_path, search_path):
-    assert label.main([*SMALL, "dataset=digits", "quiet=true", search_path]) == 0
+    assert pate(["label", *SMALL, "dataset=digits", "quiet=true", search_path]) == 0
     (record,) = read_records(tmp_path / "home")
     assert record["queries_answered"] == 6 and record["voters"] == "nearest_mean"
     assert not list((tmp_path / "home").rglob("student.safetensors"))
@@ -375,7 +374,7 @@ def test_first_answers_that_were_edited_are_found(tmp_path):
     with pytest.raises(ValueError, match="edited"):
         pipeline.run(plan(tmp_path, "two", labels=release_id))
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        verify_command.main([str(one.folder / "release")])
+        pate(["verify", str(one.folder / "release")])
     assert "first_answers.json" in told.getvalue()
 
 

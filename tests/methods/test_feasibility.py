@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATE
-from pate_torch.cli import label as label_command
+from pate_torch.cli import main as cli
 from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
@@ -132,7 +132,7 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
     assert "no better than chance" in outcome.error
     np.save(tmp_path / "votes.npy", np.tile([75, 0, 0], (9, 1)))
     votes = [f"votes={tmp_path / 'votes.npy'}", "num_classes=3", "dataset.name=far", "privacy.delta=1e-5"]
-    assert label_command.main([*votes, "mechanism.sigma=5000", "quiet=true"]) == 2
+    assert cli.main(["label", *votes, "mechanism.sigma=5000", "quiet=true"]) == 2
     assert "privacy.allow_uninformative_labels=true" in capsys.readouterr().err
     pate, x = fit_five_teachers(tmp_path, 900.0)
     with pytest.raises(ValueError, match="no better than chance"):
@@ -143,4 +143,4 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             assert not any(entry.kind == "reserve" for entry in ledger.read_entries())
     allowed = ["mechanism.sigma=5000", "quiet=true", "privacy.allow_uninformative_labels=true"]
-    assert label_command.main([*votes, *allowed]) == 0
+    assert cli.main(["label", *votes, *allowed]) == 0

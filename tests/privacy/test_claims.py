@@ -13,7 +13,7 @@ import torch
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
-from pate_torch.cli import label as label
+from pate_torch.cli import main as cli
 from pate_torch.hypotheses.classes import Thresholds
 from pate_torch.hypotheses.sample import Sample
 from pate_torch.mechanisms.confident import ConfidentGNMax
@@ -148,7 +148,7 @@ def test_the_label_command(tmp_path, monkeypatch, name, noise):
     given |= {"votes": votes_file(tmp_path / "votes.npy", mechanism, 30), "num_classes": num_classes(name)}
     given |= {"dataset.name": "blobs", "mechanism": name, "noise": noise, "num_queries": QUERIES, "quiet": "true"}
     given |= {"privacy.delta": DELTA, "privacy.opening_budget": 50}
-    assert label.main([f"{key}={value}" for key, value in given.items()]) == 0
+    assert cli.main(["label", *(f"{key}={value}" for key, value in given.items())]) == 0
     (folder,) = (tmp_path / "runs" / "blobs" / name).iterdir()
     assert check(tmp_path, folder)["student"] is None
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from pate_torch import pipeline
-from pate_torch.audit import main as audit
+from pate_torch.cli.main import main as pate
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import PublicAsset
@@ -75,7 +75,7 @@ class Named(FourierFeatures):
 
 
 def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):
-    assert audit(["mechanism=gaussian", "--runs", "200", "--output", str(tmp_path / "audit.json")]) == 0
+    assert pate(["audit", "mechanism=gaussian", "--runs", "200", "--output", str(tmp_path / "audit.json")]) == 0
     (tmp_path / "owner.yaml").write_text(SAID)
     plan = again(tiny(tmp_path), "named", features=Named(width=8))
     report, release = pipeline.run(plan), plan.folder / "release"

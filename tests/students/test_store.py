@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import pate_torch
+from pate_torch.cli.main import main as pate
 from pate_torch.privacy.schema import Column, TableSchema
 from pate_torch.students import store
 from pate_torch.students.base import Student
@@ -83,7 +84,7 @@ def test_an_onnx_file_takes_images_and_rows(tmp_path, spec, network):
 def test_without_the_package_onnx_the_error_names_the_extra(tmp_path, capsys, monkeypatch):
     store.save(make_student(ROWS, "mlp"), tmp_path / "student.safetensors")
     monkeypatch.setitem(sys.modules, "onnx", None)
-    assert store.main([str(tmp_path), "--format", "onnx"]) == 2
+    assert pate(["export", str(tmp_path), "--format", "onnx"]) == 2
     assert "pate-torch[onnx]" in capsys.readouterr().err
 
 
@@ -108,24 +109,24 @@ def test_load_student_takes_a_file_a_run_or_its_release(tmp_path):
 def test_the_command_writes_beside_a_release_and_never_into_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(store, "export", lambda student, path: path)
     store.save(make_student(ROWS, "mlp"), tmp_path / "student.safetensors")
-    assert store.main([str(tmp_path)]) == 0
+    assert pate(["export", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "student.pt2")
     release = tmp_path / "run" / "release"
     release.mkdir(parents=True)
     store.save(make_student(ROWS, "mlp"), release / "student.safetensors")
     (release / "privacy.json").write_text("{}")
-    assert store.main([str(tmp_path / "run")]) == store.main([str(release / "student.safetensors")]) == 0
+    assert pate(["export", str(tmp_path / "run")]) == pate(["export", str(release / "student.safetensors")]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "run" / "student.pt2")] * 2
     before = {file.name for file in release.iterdir()}
-    assert store.main([str(release), "--format", "onnx"]) == 0
+    assert pate(["export", str(release), "--format", "onnx"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "run" / "student.onnx")
     assert {file.name for file in release.iterdir()} == before
-    assert store.main([str(release), "--output", str(release / "student.pt2")]) == 2
+    assert pate(["export", str(release), "--output", str(release / "student.pt2")]) == 2
     assert "--output" in capsys.readouterr().err
-    assert store.main([str(tmp_path / "nowhere")]) == 2
+    assert pate(["export", str(tmp_path / "nowhere")]) == 2
     assert "must be a student file" in capsys.readouterr().err
     (tmp_path / "bad.safetensors").write_bytes(b"not a student")
-    assert store.main([str(tmp_path / "bad.safetensors")]) == 2
+    assert pate(["export", str(tmp_path / "bad.safetensors")]) == 2
 
 
 @pytest.mark.parametrize("header", ["[]", '"text"', "null", "{", "[" * 100_000, '{"format": "pate_torch.student/1"}'])

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pate_torch.accounting import gdp
-from pate_torch.verify.command import main
+from pate_torch.cli.main import main as pate
 
 LOCAL = {"mechanism": "gaussian", "epsilon": 10.0, "delta": "1e-5", "sigma": 4.845e-5, "steps": 1}
 LOCAL |= {"sensitivity": "1e-4", "clip": 1.0}
@@ -17,7 +17,7 @@ def told(tmp_path, capsys, **claim) -> tuple[int, dict[str, str], str]:
     """Exit code, the lines by their names, and what is said of an error."""
     file = tmp_path / "claim.yaml"
     file.write_text(yaml.safe_dump(claim))
-    code = main(["--claim", str(file)])
+    code = pate(["verify", "--claim", str(file)])
     out = capsys.readouterr()
     return code, {line[7:].split("  ")[0].strip(): line for line in out.out.splitlines()}, out.err
 
@@ -100,7 +100,7 @@ def test_what_is_missing_or_impossible_is_named(change, named, tmp_path, capsys)
 
 def test_a_file_that_is_none_is_told_in_a_line(tmp_path, capsys):
     (tmp_path / "claim.yaml").write_text("{")
-    assert main(["--claim", str(tmp_path / "claim.yaml")]) == 2
+    assert pate(["verify", "--claim", str(tmp_path / "claim.yaml")]) == 2
     assert capsys.readouterr().err.startswith("error: claim=")
 
 

@@ -21,7 +21,7 @@ from pate_torch.core.formatting import format_epsilon
 from pate_torch.release import report
 from pate_torch.release.renderer import escape_markdown
 from pate_torch.verify import release as verified_files
-from pate_torch.verify.command import main, verify_release
+from pate_torch.verify.command import verify_release
 from pate_torch.verify.prices import compute_bounds
 from pate_torch.verify.release import ANSWER_FILES, ReleaseFolder, run_checks
 from tests.command_runs import train
@@ -559,7 +559,7 @@ def test_a_seeded_run_claims_nothing_and_is_found_by_the_ledger_if_it_says_that_
     """The head of the statement moves to the entry of a seeded charge of the same events."""
     pipeline.run(again(tiny(tmp_path / "seeded"), "first", insecure_noise_seed=1))
     false, true = release_of(tmp_path / "seeded"), release
-    assert main([str(false)]) == 1 and "none is claimed" in capsys.readouterr().out
+    assert pate(["verify", str(false)]) == 1 and "none is claimed" in capsys.readouterr().out
     false_ids, true_ids = (json.loads((folder / "summary.json").read_text()) for folder in (false, true))
     for file in (file for file in true.iterdir() if file.name != "SHA256SUMS"):
         if file.name in FILES:
@@ -578,12 +578,12 @@ def test_an_edited_ledger_and_a_missing_folder_are_said_in_a_line(release, tmp_p
     with sqlite3.connect(ledger) as database:
         database.execute("DROP TRIGGER no_update")
         database.execute("UPDATE entries SET body = replace(body, '50.0', '51.0') WHERE seq = 2")
-    assert main([str(release), "--ledger", str(ledger)]) == 2
+    assert pate(["verify", str(release), "--ledger", str(ledger)]) == 2
     assert "breaks at entry 2" in capsys.readouterr().err
-    assert main([str(tmp_path / "nowhere")]) == 2
+    assert pate(["verify", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.startswith("error: release=")
     (release / "privacy.json").write_text("[1]")
-    assert main([str(release)]) == 2
+    assert pate(["verify", str(release)]) == 2
     assert capsys.readouterr().err.startswith("error: release=")
 
 
@@ -591,7 +591,7 @@ def test_an_edited_ledger_and_a_missing_folder_are_said_in_a_line(release, tmp_p
 def test_one_line_a_check_and_an_exit_code(code, lied, release, capsys):
     if lied:
         (release / "labels.csv").write_text("query,label,class\n")
-    assert main([str(release.parent)]) == code
+    assert pate(["verify", str(release.parent)]) == code
     lines = capsys.readouterr().out.splitlines()
     assert all(re.match(r"(ok|loose|FAILS) +\S", line) for line in lines[:-1]) and len(lines) == 11
     assert lines[-1].startswith("not checked  ledger")
