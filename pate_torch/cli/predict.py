@@ -1,4 +1,4 @@
-"""Predict the records of a table or image files by a released student. The output is a CSV table.
+"""Predict the records of a table, an array or image files by a released student. The output is a table.
 
 pate predict outputs/runs/clinic/gaussian/<run> new.csv > predictions.csv
 """
@@ -6,87 +6,51 @@ pate predict outputs/runs/clinic/gaussian/<run> new.csv > predictions.csv
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
-
-from pate_torch.core import checks
-from pate_torch.core.files import escape_spreadsheet_cell, write_atomically
-from pate_torch.data import image_folder, table_files
-from pate_torch.students.base import Student
-from pate_torch.students.store import load_student
-
-
-def read_table(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:
-    """Read the names and the encoded rows of a table's records."""
-    quotes = not options.no_quotes
-    table = table_files.read_table("records", file, options.separator, columns=options.columns, quotes=quotes)
-    if options.id is not None:
-        checks.one_of("id", options.id, list(table))
-    x = student.encode(table, unknown=options.unknown)
-    unused = [] if student.spec.schema is None else student.spec.schema.find_unused_columns(table)
-    if unused := [name for name in unused if name != options.id]:
-        print(f"Ignored columns: {', '.join(unused)}.", file=sys.stderr)
-    return table[options.id] if options.id is not None else [str(row) for row in range(len(x))], x
-
-
-def read_images(student: Student, path: Path, _: argparse.Namespace) -> tuple[list[str], Tensor]:
-    """Read the names and the pixels of image files."""
-    files = image_folder.list_image_files(path) if path.is_dir() else [path]
-    if not files:
-        raise checks.error("records", str(path), "must be an image or a folder that contains images")
-    encoder = student.spec.encoder
-    spec = student.spec if encoder is None or encoder.points is None else encoder.points
-    x = torch.stack([image_folder.read_image("records", file, spec.input_shape, spec.resize) for file in files])
-    return [file.name if file == path else file.relative_to(path).as_posix() for file in files], x
-
-
-def format_predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
-    """Format a CSV table with the name, the most probable class and the class probabilities of each record."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["id", "label", *(f"probability_{name}" for name in student.class_names)])
-    for name, probability_C in zip(names, student.predict_proba(x), strict=True):
-        cells = (name, student.class_names[int(probability_C.argmax())])
-        writer.writerow([*map(escape_spreadsheet_cell, cells), *(f"{value:.6g}" for value in probability_C.tolist())])
-    return table.getvalue()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code, or 2 if the student or the records cannot be read."""
     parser = argparse.ArgumentParser(prog="pate predict", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of a run or a release, or file of a student")
-    parser.add_argument("records", type=Path, help="CSV or Parquet file, image, or folder of images")
+    parser.add_argument("records", type=Path, help="CSV, Parquet or .npy file, image, or folder of images")
     parser.add_argument("--id", metavar="COLUMN", help="column that names the rows (default: row numbers)")
     unknown_help = "encoding of categories that the student does not know (default: an error)"
     parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help=unknown_help)
     parser.add_argument("--separator", default=",", help="separator of the values in a CSV file (default: a comma)")
     columns_help = "names of the columns, separated by commas, if the file has no header"
     parser.add_argument("--columns", type=lambda names: names.split(","), help=columns_help)
-    parser.add_argument("--no-quotes", action="store_true", help="read quotation marks as part of values")
+    parser.add_argument(
+        "--no-quotes", dest="quotes", action="store_false", help="read quotation marks as part of values"
+    )
     parser.add_argument("--weights", help="file of the encoder's weights, if the release does not contain them")
     parser.add_argument("--tokenizer", help="file of the encoder's tokenizer, if the release does not contain it")
-    parser.add_argument("--output", type=Path, help="file for the table (default: the terminal)")
+    parser.add_argument("--output", type=Path, help="file for the table, .csv or .parquet (default: the terminal)")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes (default: 1)")
     options = parser.parse_args(arguments)
+    output, workers = vars(options).pop("output"), vars(options).pop("workers")
+
+    import multiprocessing  # here, because these imports take seconds, which the help does not need
+    import shutil
+    import tempfile
+    from concurrent import futures
+
+    from pate_torch.cli.file_prediction import predict_file
+
     try:
-        if not options.records.exists():
-            raise checks.error("records", str(options.records), "was not found")
-        files = {key: getattr(options, key) for key in ("weights", "tokenizer") if getattr(options, key) is not None}
-        student = load_student(options.run, encoder=files or None)
-        reader = read_images if student.spec.kind == "images" else read_table
-        text = format_predictions(student, *reader(student, options.records, options))
-        if options.output is None:
-            print(text, end="")
-        else:
-            write_atomically(options.output, text)
+        context = multiprocessing.get_context("spawn")
+        pool = futures.ThreadPoolExecutor(1) if workers == 1 else futures.ProcessPoolExecutor(workers, context)
+        with pool, tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "predictions.csv") if output is None else output
+            predict_file(options, file, pool, 2 * workers)
+            if output is None:
+                with open(file, encoding="utf-8", newline="") as table:
+                    shutil.copyfileobj(table, sys.stdout)
     except BrokenPipeError:
         raise  # ``run_command`` ends silently
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, futures.BrokenExecutor) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
