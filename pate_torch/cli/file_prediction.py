@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import hashlib
 import math
 import pickle
 import shutil
 import sys
-import time
+from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement, compute_file_digest, escape_spreadsheet_cell
 from pate_torch.data import image_folder, table_files
 from pate_torch.students.base import Student
-from pate_torch.students.numpy_student import find_student_file
-from pate_torch.students.store import load_student
+from pate_torch.students.store import find_student_file, load_student
 
 
-def predict_file(options: argparse.Namespace, output: Path, executor: Executor, max_waiting: int = 2) -> None:
+def predict_file(options: Namespace, output: Path, executor: Executor, max_waiting: int = 2) -> None:
     """Predict the records that the options of ``pate predict`` name, and write ``output``, a .csv or .parquet file.
 
     The predictions of a block are a file, whose name is a hash of the block and of all that decides its predictions. If
@@ -38,22 +36,21 @@ def predict_file(options: argparse.Namespace, output: Path, executor: Executor, 
     checks.one_of("output", output.suffix, (".csv", ".parquet"))
     files = {key: getattr(options, key) for key in ("weights", "tokenizer") if getattr(options, key) is not None}
     student, digest = (
-        load_student(options.run, encoder=files or None),
+        load_student(options.run, "cpu", files or None),
         compute_file_digest(find_student_file(options.run)),
     )
     folder, parts, waiting = output.with_name(f".{output.name}.parts"), list[Path](), deque[Future[None]]()
-    num_rows, next_message = 0, time.monotonic() + 10
+    first_row = 0
     for block in _read_blocks(options, student):
-        payload = pickle.dumps((options, digest, num_rows, block))
+        payload = pickle.dumps((options, digest, first_row, block))
         parts.append(folder / f"{hashlib.sha256(payload).hexdigest()}{output.suffix}")
         if not parts[-1].exists():
             waiting.append(executor.submit(predict_block, student, payload, parts[-1]))
         while len(waiting) > max_waiting:
             waiting.popleft().result()
-        num_rows += table_files.count_rows(block) if isinstance(block, dict) else len(block)
-        if time.monotonic() > next_message:
-            next_message = time.monotonic() + 10
-            print(f"Predicted {num_rows} records ...", file=sys.stderr)
+        first_row += table_files.count_rows(block) if isinstance(block, dict) else len(block)
+        if len(parts) % 8 == 0:
+            print(f"Progress: {first_row} records", file=sys.stderr)
     for future in waiting:
         future.result()
     with atomic_replacement(output, SHARED_FILE_MODE) as temporary:
@@ -70,7 +67,7 @@ def predict_file(options: argparse.Namespace, output: Path, executor: Executor, 
         print(f"Ignored columns: {', '.join(unused)}.", file=sys.stderr)
 
 
-def _read_blocks(options: argparse.Namespace, student: Student) -> Iterable[Any]:
+def _read_blocks(options: Namespace, student: Student) -> Iterable[Any]:
     """Return the blocks of points: columns of a table, arrays, or names, paths and times of image files."""
     path, points, num_rows = options.records, list[Any](), 1024
     if path.suffix == ".npy":
@@ -93,9 +90,9 @@ def _read_blocks(options: argparse.Namespace, student: Student) -> Iterable[Any]
 def predict_block(student: Student, payload: bytes, part: Path) -> None:
     """Predict the points of a block, and write their names, classes and probabilities."""
     options, _, first_row, block = pickle.loads(payload)
-    names: Sequence[Any] = ()
+    names = None
     if isinstance(block, dict):
-        names = [] if options.id is None else block[checks.one_of("id", options.id, list(block))]
+        names = None if options.id is None else block[checks.one_of("id", options.id, list(block))]
         x = student.encode(block, unknown=options.unknown, first_row=first_row)
     elif isinstance(block, list):
         spec = student.spec if student.spec.encoder is None else student.spec.encoder.points or student.spec
@@ -103,21 +100,19 @@ def predict_block(student: Student, payload: bytes, part: Path) -> None:
         x = torch.stack([image_folder.read_image("records", file, spec.input_shape, spec.resize) for file in files])
     else:
         x = torch.from_numpy(np.array(block, dtype=np.float32 if block.ndim == 2 else None))
-        if not bool((is_finite_N := x.isfinite().flatten(1).all(1)).all()):
-            row = first_row + int(is_finite_N.int().argmin())
+        if len(bad_rows := (~x.isfinite()).flatten(1).any(1).nonzero()):
+            row = first_row + int(bad_rows[0])
             raise checks.error("records", str(options.records), f"must hold finite numbers (row {row})")
-    probability_NC = student.compute_probabilities(x)
-    labels = [student.class_names[label] for label in probability_NC.argmax(1).tolist()]
-    headings = ["id", "label", *(f"probability_{name}" for name in student.class_names)]
-    names = names or range(first_row, first_row + len(x))
+    probability_NC, class_names = student.compute_probabilities(x), student.class_names
+    names = list(names or range(first_row, first_row + len(x)))
+    labels = [class_names[label] for label in probability_NC.argmax(1).tolist()]
+    headings = ["id", "label", *(f"probability_{name}" for name in class_names)]
     part.parent.mkdir(exist_ok=True)
     with atomic_replacement(part, SHARED_FILE_MODE) as temporary:
         if part.suffix == ".parquet":
-            pq.write_table(pa.table([list(names), labels, *probability_NC.T.numpy()], headings), temporary)
+            pq.write_table(pa.table([names, labels, *probability_NC.T.numpy()], headings), temporary)
             return
+        texts = [[f"{value:.6g}" for value in probability_N] for probability_N in probability_NC.T.tolist()]
+        rows = zip(*(map(escape_spreadsheet_cell, map(str, column)) for column in (names, labels)), *texts, strict=True)
         with open(temporary, "x", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([headings] if first_row == 0 else [])
-            for name, label, probability_C in zip(names, labels, probability_NC.tolist(), strict=True):
-                cells = map(escape_spreadsheet_cell, (str(name), label))
-                writer.writerow([*cells, *(f"{value:.6g}" for value in probability_C)])
+            csv.writer(file, lineterminator="\n").writerows(rows if first_row > 0 else [headings, *rows])

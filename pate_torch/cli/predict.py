@@ -6,8 +6,11 @@ pate predict outputs/runs/clinic/gaussian/<run> new.csv > predictions.csv
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
+import tempfile
 from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
 
 
@@ -22,22 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--separator", default=",", help="separator of the values in a CSV file (default: a comma)")
     columns_help = "names of the columns, separated by commas, if the file has no header"
     parser.add_argument("--columns", type=lambda names: names.split(","), help=columns_help)
-    parser.add_argument(
-        "--no-quotes", dest="quotes", action="store_false", help="read quotation marks as part of values"
-    )
+    parser.add_argument("--no-quotes", dest="quotes", action="store_false", help="read quotes as part of values")
     parser.add_argument("--weights", help="file of the encoder's weights, if the release does not contain them")
     parser.add_argument("--tokenizer", help="file of the encoder's tokenizer, if the release does not contain it")
     parser.add_argument("--output", type=Path, help="file for the table, .csv or .parquet (default: the terminal)")
     parser.add_argument("--workers", type=int, default=1, help="number of processes (default: 1)")
     options = parser.parse_args(arguments)
     output, workers = vars(options).pop("output"), vars(options).pop("workers")
-
-    import multiprocessing  # here, because these imports take seconds, which the help does not need
-    import shutil
-    import tempfile
-    from concurrent import futures
-
-    from pate_torch.cli.file_prediction import predict_file
+    from pate_torch.cli.file_prediction import predict_file  # here, because it takes seconds, which the help saves
 
     try:
         context = multiprocessing.get_context("spawn")
@@ -47,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             predict_file(options, file, pool, 2 * workers)
             if output is None:
                 with open(file, encoding="utf-8", newline="") as table:
-                    shutil.copyfileobj(table, sys.stdout)
+                    sys.stdout.writelines(table)
     except BrokenPipeError:
         raise  # ``run_command`` ends silently
     except (ValueError, OSError, futures.BrokenExecutor) as error:
