@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         context = multiprocessing.get_context("spawn")
         pool = futures.ThreadPoolExecutor(1) if workers == 1 else futures.ProcessPoolExecutor(workers, context)
-        with pool, tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, pool:
             file = Path(folder, "predictions.csv") if output is None else output
             predict_file(options, file, pool, 2 * workers)
             if output is None:
