@@ -75,7 +75,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     ),
     "predict": (
         _STUDENT,
-        ("records", dict(type=Path, help="CSV or Parquet file, image, or folder of images")),
+        ("records", dict(type=Path, help="CSV, Parquet or .npy file, image, or folder of images")),
         ("--id", dict(metavar="COLUMN", help="column that names the rows (default: row numbers)")),
         (
             "--unknown",
@@ -83,10 +83,11 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ),
         ("--separator", dict(default=",", help="separator of the values in a CSV file (default: a comma)")),
         ("--columns", dict(help="names of the columns, separated by commas, if the file has no header")),
-        ("--no-quotes", dict(action="store_true", help="read quotation marks as part of values")),
+        ("--no-quotes", dict(dest="quotes", action="store_false", help="read quotation marks as part of values")),
         ("--weights", dict(help="file of the encoder's weights, if the release does not contain them")),
         ("--tokenizer", dict(help="file of the encoder's tokenizer, if the release does not contain it")),
-        ("--output", dict(type=Path, help="file for the table (default: the terminal)")),
+        ("--output", dict(type=Path, help="file for the table, .csv or .parquet (default: the terminal)")),
+        ("--workers", dict(type=int, default=1, help="number of processes (default: 1)")),
     ),
 }
 ARGUMENTS["diagnose"] = ARGUMENTS["plan"]

@@ -34,7 +34,13 @@ Table = dict[str, list[Any]]
 """Text values of each column, with "" for null. Types are not guessed, because one value could then change others."""
 
 
-def read_table(
+def read_table(key: str, file: Path, separator: str, **options: Any) -> Table:
+    """Read a whole CSV or Parquet file. The arguments and the errors are those of ``iterate_tables``."""
+    blocks = list(iterate_tables(key, file, separator, **options))
+    return {name: list(itertools.chain.from_iterable(block[name] for block in blocks)) for name in blocks[0]}
+
+
+def iterate_tables(
     key: str,
     file: Path,
     separator: str,
@@ -42,8 +48,8 @@ def read_table(
     columns: Sequence[str] | None = None,
     quotes: bool = True,
     id_column: str | None = None,
-) -> Table:
-    """Read a CSV or Parquet file.
+) -> Iterator[Table]:
+    """Read a CSV or Parquet file in blocks of ``count_block_rows`` rows.
 
     Args:
         key: Name of the setting, for messages.
@@ -56,9 +62,12 @@ def read_table(
     Raises:
         ValueError: The file is damaged, has no rows, or its rows do not fit its header.
     """
+    block: Table = {}
     try:
         is_parquet = file.suffix in (".parquet", ".pq")
-        table = _read_parquet(file, id_column) if is_parquet else _read_csv(file, separator, columns, quotes)
+        blocks = _iterate_parquet(file, id_column) if is_parquet else _iterate_csv(file, separator, columns, quotes)
+        for block in blocks:
+            yield block
     except UnicodeDecodeError as error:
         message = f"is not a readable CSV or Parquet file (byte 0x{error.object[error.start]:02x} is not UTF-8)"
         raise checks.error(key, str(file), message, "Convert the file: iconv -f LATIN1 -t UTF-8 <file>.") from error
@@ -66,9 +75,13 @@ def read_table(
         message = f"is not a readable CSV or Parquet file ({error})"
         fix = "A CSV file has a header line. If the separator is not a comma, set dataset.separator."
         raise checks.error(key, str(file), message, fix) from error
-    if not table or not count_rows(table):
+    if not block:
         raise checks.error(key, str(file), "has no rows")
-    return table
+
+
+def count_block_rows(num_values: int) -> int:
+    """Count the rows of a block, 1024 to 16,384 in batches of 1024, by the number of values in a row."""
+    return 1024 * max(1, min(16, 512 // max(1, num_values)))
 
 
 def count_rows(table: Table) -> int:
@@ -76,13 +89,13 @@ def count_rows(table: Table) -> int:
     return len(next(iter(table.values())))
 
 
-def _read_csv(file: Path, separator: str, columns: Sequence[str] | None, quotes: bool) -> Table:
+def _iterate_csv(file: Path, separator: str, columns: Sequence[str] | None, quotes: bool) -> Iterator[Table]:
     with _open_text(file) as lines:
         rows = _iterate_rows(lines, separator, quotes, 0 if columns is None else len(columns))
         names = _check_header(next(rows, []) if columns is None else list(columns))
         # One flat list, because the garbage collector would repeatedly visit the list of each row.
-        values = list(itertools.chain.from_iterable(rows))
-    return {name: values[start :: len(names)] for start, name in enumerate(names)}
+        while values := list(itertools.chain.from_iterable(itertools.islice(rows, count_block_rows(len(names))))):
+            yield {name: values[start :: len(names)] for start, name in enumerate(names)}
 
 
 def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool, width: int) -> Iterator[list[str]]:
@@ -134,16 +147,18 @@ def _open_text(file: Path) -> IO[str]:
     return io.TextIOWrapper(decompress(file, "rb"), encoding="utf-8-sig")
 
 
-def _read_parquet(file: Path, id_column: str | None) -> Table:
-    table = pq.read_table(file)
+def _iterate_parquet(file: Path, id_column: str | None) -> Iterator[Table]:
+    parquet = pq.ParquetFile(file, buffer_size=1 << 16)  # without a buffer, whole row groups are read
+    names = parquet.schema_arrow.names
     # pandas stores an unnamed index as a column of positions. One removed row would change all later positions.
-    indices = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
-    names = _check_header([table.column_names[i] for i in indices])
-    columns = {name: table.column(i) for name, i in zip(names, indices, strict=True)}
-    return {name: c.to_pylist() if name == id_column else _to_texts(name, c) for name, c in columns.items()}
+    indices = [i for i, name in enumerate(names) if not re.fullmatch(r"__index_level_\d+__", name)]
+    _check_header([names[i] for i in indices])
+    for batch in parquet.iter_batches(count_block_rows(len(names))):
+        columns = {names[i]: batch.column(i) for i in indices}
+        yield {name: c.to_pylist() if name == id_column else _to_texts(name, c) for name, c in columns.items()}
 
 
-def _to_texts(name: str, column: pa.ChunkedArray) -> list[str]:
+def _to_texts(name: str, column: pa.Array) -> list[str]:
     """Convert a column to the text that pandas writes into a CSV file."""
     try:
         if pa.types.is_dictionary(column.type):

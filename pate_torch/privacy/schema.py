@@ -129,7 +129,7 @@ class TableSchema:
         is_numeric_feature = [column.categories is None for column in self.columns for _ in column.features]
         return tuple(index for index, is_numeric in enumerate(is_numeric_feature) if is_numeric)
 
-    def encode(self, table: Any, *, unknown: str = "error", missing: str = "error") -> np.ndarray:
+    def encode(self, table: Any, *, unknown: str = "error", missing: str = "error", first_row: int = 0) -> np.ndarray:
         """Encode records, float32 [N, D].
 
         A number and its text are encoded alike, and so are a missing value and the empty text. Columns that the schema
@@ -143,6 +143,7 @@ class TableSchema:
                 private records, because an error would depend on them.
             missing: Treatment of a value in a numeric column that is empty, not finite or no number: "error"; or "nan",
                 which gives the fill of the column, or NaN without a fill.
+            first_row: Number of the first row, for messages.
 
         Raises:
             ValueError: Columns or values do not fit. The message names them.
@@ -161,7 +162,7 @@ class TableSchema:
             if bad_N.any():
                 row = int(bad_N.argmax())
                 cells = missing_cells if column.categories is None else unknown_cells
-                cells[column.name] = f"{column.name}={text[row]!r} (row {row})"
+                cells[column.name] = f"{column.name}={text[row]!r} (row {first_row + row})"
         if missing_cells and missing == "error":
             fix = "Fill in these values, or leave out such records."
             raise checks.error("table", ", ".join(missing_cells.values()), "must be finite numbers", fix)

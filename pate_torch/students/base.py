@@ -117,13 +117,14 @@ class Student:
         """Name of each class, in the order of the columns of the probabilities."""
         return self.spec.class_names
 
-    def encode(self, points: Any, *, unknown: str = "error") -> Tensor:
+    def encode(self, points: Any, *, unknown: str = "error", first_row: int = 0) -> Tensor:
         """Convert raw points to the input tensor. The schema converts tables, and the encoder computes features.
 
         Args:
             points: Images, a Dataset or a folder (``PointStream``), feature rows, texts, or a table (a DataFrame,
                 {column: values} or an object array).
             unknown: Treatment of a value that is not a category of its column: "error" or "zeros".
+            first_row: Number of the first row of a table, for messages.
 
         Raises:
             ValueError: The shape of the points is wrong, or a table does not fit the schema.
@@ -137,7 +138,7 @@ class Student:
             if spec.schema is None:
                 fix = f"Pass an array of shape (N, {', '.join(map(str, width))})."
                 raise checks.error("student", spec.name, "has no schema, so tables cannot be converted", fix)
-            return torch.from_numpy(spec.schema.encode(points, unknown=unknown))
+            return torch.from_numpy(spec.schema.encode(points, unknown=unknown, first_row=first_row))
         x = PointStream("points", points, PointForm(width)).load() if spec.is_image else torch.as_tensor(points)
         if tuple(x.shape[1:]) != width:
             problem = f"must have the shape (N, {', '.join(map(str, width))})"

@@ -226,9 +226,9 @@ def name_units_through_their_column(monkeypatch):
 
 def read_columns_by_pandas(monkeypatch):
     def read(file, *_):
-        return {name: ["" if v != v else str(v) for v in column.tolist()] for name, column in pd.read_csv(file).items()}
+        yield {name: ["" if v != v else str(v) for v in column.tolist()] for name, column in pd.read_csv(file).items()}
 
-    monkeypatch.setattr(table_files, "_read_csv", read)
+    monkeypatch.setattr(table_files, "_iterate_csv", read)
 
 
 def drop_labels_by_their_column(monkeypatch):
