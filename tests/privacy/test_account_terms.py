@@ -219,13 +219,8 @@ def test_the_label_command_stops_at_a_lost_ledger(tmp_path, monkeypatch, capsys)
         np.save(tmp_path / f"{n}.npy", np.array(votes))
     assert cli.main(["label", f"votes={tmp_path / '0.npy'}", *given]) == 0
     lose(tmp_path / "home")
-<<<<<<< HEAD
-    assert label.main([f"votes={tmp_path / '1.npy'}", *given]) == 2
-    assert ".json remembers one of its entries" in capsys.readouterr().err
-=======
     assert cli.main(["label", f"votes={tmp_path / '1.npy'}", *given]) == 2
-    assert ".json remembers an entry" in capsys.readouterr().err
->>>>>>> h-start
+    assert ".json remembers one of its entries" in capsys.readouterr().err
     assert ledger_entries(tmp_path / "home") == ["genesis"]
 
 
