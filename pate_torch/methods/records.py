@@ -97,8 +97,8 @@ def map_records_batch_invariant(
 ) -> Tensor:
     """PRIVATE. Apply ``fn`` to the features of each record, independently of all other records, [N, ...].
 
-    ``fn`` receives the features of one batch, [B, D]. Public facts, the shape of the points and the type of the encoder,
-    fix B. So all batches have one shape, and the place of a record in its batch depends on this record alone, for any B
+    ``fn`` receives the features of one batch, [B, D]. The shape of the points and the type of the encoder, both public,
+    fix B. All batches have one shape, and the place of a record in its batch depends on this record alone, for any B
     (``map_batch_invariant``).
     """
     batch_size = ROW_BATCH_SIZE if private.x.dim() == 2 or isinstance(encoder, nn.Flatten) else BATCH_SIZE
