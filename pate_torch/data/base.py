@@ -119,18 +119,22 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
         return tuple(mean.tolist()), tuple(std.clamp(min=1 / 255).tolist())  # a constant channel has std 0
     if public_x.dtype == torch.uint8:  # texts
         return (0.0,), (1.0,)
-    x_PD = public_x.double()
-    is_standardized = torch.as_tensor(standardize).expand(x_PD.shape[1])
-    std = x_PD.std(0, correction=0)
-    mean = torch.where(is_standardized, x_PD.mean(0), 0.0)
+    mean, std = _compute_moments(public_x)
+    is_standardized = torch.as_tensor(standardize).expand(len(mean))
+    mean = torch.where(is_standardized, mean, 0.0)
     return tuple(mean.tolist()), tuple(torch.where(is_standardized & (std > 1e-8), std, 1.0).tolist())
 
 
 def compute_common_scale(public_x: Tensor) -> Constants:
     """Compute the mean of each feature of public rows [P, D], and one common scale, because it preserves angles."""
-    x_PD = public_x.double()
-    std = float(x_PD.std(0, correction=0).square().mean().sqrt()) or 1.0
-    return tuple(x_PD.mean(0).tolist()), (std,) * x_PD.shape[1]
+    mean_D, std_D = _compute_moments(public_x)
+    return tuple(mean_D.tolist()), (float(std_D.square().mean().sqrt()) or 1.0,) * len(mean_D)
+
+
+def _compute_moments(x_PD: Tensor) -> Tensor:
+    """Compute means and standard deviations, float64 [2, D], without a float64 copy of all columns."""
+    blocks = (x.double() for x in x_PD.split(64, dim=1))
+    return torch.cat([torch.stack([x.mean(0), x.std(0, correction=0)]) for x in blocks], 1)
 
 
 def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -> str:

@@ -8,6 +8,7 @@ be used is dropped, and no other record changes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,17 +52,18 @@ class Points:
     """PRIVATE. The points of all records, one file after the other. Each point depends on one row or image alone.
 
     Attributes:
-        x: Images, uint8 [N, Ch, H, W]; texts, uint8 [N, L], with zeros for a missing text; or rows, float32 [N, D],
-            with NaN for missing numbers.
+        gather: Function from indices [M] to points: images, uint8 [M, Ch, H, W]; texts, uint8 [M, L], with zeros for a
+            missing text; or rows, float32 [M, D], with NaN for missing numbers. It is called once for each role, so
+            that no tensor holds the points of several roles, and no point is in memory twice.
         is_readable_N: Whether each point could be read, bool [N]. None if all points could be read.
-        make_content_ids: Function from indices of public points to the content hashes by which readers identify points
-            that have no ids. None if the points cannot be identified by their content.
+        make_content_ids: Function from the indices of public points, and the points, to the content hashes by which
+            readers identify points that have no ids. None if the points cannot be identified by their content.
         options: Further arguments of ``assemble_dataset``.
     """
 
-    x: Tensor
+    gather: Callable[[np.ndarray], Tensor]
     is_readable_N: np.ndarray | None = None
-    make_content_ids: Callable[[np.ndarray], list[str]] | None = None
+    make_content_ids: Callable[[np.ndarray, Tensor], list[str]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -214,34 +216,31 @@ class FileSource(DatasetSource):
     def load(self) -> Dataset:
         files = {role: self._read_file(role, key, path) for role, (key, path) in self._find_files().items()}
         unit_id, role_N = self._assign_roles(files)
-        self._check_role_sizes(role_N)
+        self._check_role_sizes(np.bincount(role_N, minlength=3))
         points = self._build_points(files, role_N)
         class_names, y_N = self._encode_labels(files, role_N)
-        unusable_by_reason = records.find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
-        if records.UNKNOWN_CLASS in unusable_by_reason:
-            # Public points need no labels.
-            unusable_by_reason[records.UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)
-        is_usable_N = ~records.find_any(len(y_N), unusable_by_reason.values()).numpy()
-        self._check_role_sizes(role_N[is_usable_N])
-        private = np.flatnonzero(role_N == PRIVATE)
+        private, public, test = (np.flatnonzero(role_N == role) for role in (PRIVATE, PUBLIC, TEST))
+        private_records = PrivateRecords.from_rows(
+            points.gather(private),
+            y_N[private],
+            unit_id[private],
+            self._unit_name,
+            num_classes=len(class_names),
+            is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
+        )
+        num_dropped = Counter(private_records.num_unusable_by_reason)
         # The pool is shuffled, because files are often sorted by class and some query strategies follow the order of
-        # the pool. The permutation depends on the number of public points only.
-        public = np.flatnonzero(is_usable_N & (role_N == PUBLIC))
-        public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
-        test = np.flatnonzero(is_usable_N & (role_N == TEST))
+        # the pool. The permutation depends on the number of public points only. Public points need no labels.
+        public, public_x = _gather_usable(points, public, torch.zeros_like(y_N), num_dropped, is_shuffled=True)
+        test, test_x = _gather_usable(points, test, y_N, num_dropped)
+        num_usable = len(private) - sum(private_records.num_unusable_by_reason.values())
+        self._check_role_sizes([num_usable, len(public), len(test)])
         pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
         split_share = 0.0 if self.benchmark else self._compute_split_shares()[0]
         data = base.assemble_dataset(
-            PrivateRecords.from_rows(
-                points.x[private],
-                y_N[private],
-                unit_id[private],
-                self._unit_name,
-                num_classes=len(class_names),
-                is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
-            ),
-            PublicPool(points.x[public], split_share, self._make_point_names(files, points, public)),
-            Evaluation(points.x[test], y_N[test], pool_y, public=TEST in self._public_roles),
+            private_records,
+            PublicPool(public_x, split_share, self._make_point_names(files, points, public, public_x)),
+            Evaluation(test_x, y_N[test], pool_y, public=TEST in self._public_roles),
             class_names=class_names,
             classes_origin=records.FROM_PUBLIC_POINTS if self.classes is None else records.FROM_OWNER,
             name=self.name,
@@ -249,10 +248,8 @@ class FileSource(DatasetSource):
             nominal_size=self.nominal_size,
             **points.options,
         )
-        counts = {reason: int(rows_N.sum()) for reason, rows_N in unusable_by_reason.items()}
-        num_dropped = {reason: count for reason, count in counts.items() if count}
         adjacencies, advice = self._get_adjacency_terms()
-        return replace(data, adjacencies=adjacencies, advice=advice, num_dropped_by_reason=num_dropped)
+        return replace(data, adjacencies=adjacencies, advice=advice, num_dropped_by_reason=dict(num_dropped))
 
     def _assign_roles(self, files: dict[int, FileRecords]) -> tuple[UnitIds, np.ndarray]:
         """Assign a unit id and a role to each record of all files."""
@@ -262,8 +259,8 @@ class FileSource(DatasetSource):
         unit_id = unit_ids.concatenate_unit_ids([file.unit_ids for file in files.values()])
         return unit_id, unit_ids.assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), *split)
 
-    def _check_role_sizes(self, role_N: np.ndarray) -> None:
-        for role, count in zip(("private", "public", "test"), np.bincount(role_N, minlength=3).tolist(), strict=True):
+    def _check_role_sizes(self, sizes: Iterable[int]) -> None:
+        for role, count in zip(("private", "public", "test"), sizes, strict=True):
             if count == 0:
                 fix = "Check dataset.fractions and dataset.classes. Private and test records need labels."
                 raise checks.error("dataset.name", self.name, f"has no {role} records", fix)
@@ -276,7 +273,9 @@ class FileSource(DatasetSource):
         code_by_class = {value: code for code, value in enumerate(class_names)}
         return class_names, torch.tensor([code_by_class.get(value, -1) for value in labels])
 
-    def _make_point_names(self, files: dict[int, FileRecords], points: Points, public: np.ndarray) -> PointNames | None:
+    def _make_point_names(
+        self, files: dict[int, FileRecords], points: Points, public: np.ndarray, public_x: Tensor
+    ) -> PointNames | None:
         """Return names of the points at the indices ``public``: ids or paths in their file, or content hashes."""
         source = None
         if self.public_path is not None:
@@ -287,7 +286,22 @@ class FileSource(DatasetSource):
                     return PointNames(kind, names, source, column)
         if points.make_content_ids is None:
             return None
-        return PointNames("content", tuple(points.make_content_ids(public)), source)
+        return PointNames("content", tuple(points.make_content_ids(public, public_x)), source)
+
+
+def _gather_usable(
+    points: Points, rows: np.ndarray, y_N: Tensor, num_dropped: Counter[str], *, is_shuffled: bool = False
+) -> tuple[np.ndarray, Tensor]:
+    """Return the indices and the points of the usable records among ``rows``, and count the others by reason."""
+    order = rng.make_numpy_generator(0, "pool", "order").permutation(len(rows)) if is_shuffled else slice(None)
+    x, y = points.gather(rows[order]), y_N[rows[order]]
+    is_readable = None if points.is_readable_N is None else points.is_readable_N[rows[order]]
+    unusable_by_reason = records.find_unusable_rows(x, y, is_readable_N=is_readable)
+    if not unusable_by_reason:
+        return rows[order], x
+    num_dropped.update({reason: int(mask.sum()) for reason, mask in unusable_by_reason.items()})
+    is_usable = ~records.find_any(len(y), unusable_by_reason.values()).numpy()
+    return _gather_usable(points, np.sort(rows[order][is_usable]), y_N, num_dropped, is_shuffled=is_shuffled)
 
 
 def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iterable[str]) -> tuple[str, ...]:

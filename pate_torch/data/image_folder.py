@@ -108,9 +108,9 @@ class ImageFolder(FileSource):
         jobs = [functools.partial(read, row) for row in range(len(images))]
         run_in_parallel(jobs, torch.device("cpu"), do_nothing)
         return Points(
-            x=x,
+            gather=x.__getitem__,
             is_readable_N=is_readable_N,
-            make_content_ids=lambda public: hash_points(x[public]),
+            make_content_ids=lambda _, public_x: hash_points(public_x),
             options={"resize": RESIZE_METHOD},
         )
 

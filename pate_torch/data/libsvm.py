@@ -78,7 +78,7 @@ class Libsvm(FileSource):
         if not bool(x[torch.from_numpy(public_N)].isfinite().all()):
             message = "has public records whose features are not finite numbers"
             raise checks.error("dataset.name", self.name, message, "Remove NaN and infinity.")
-        return Points(x=x, options={"standardize": self.standardize})
+        return Points(gather=x.__getitem__, options={"standardize": self.standardize})
 
     def _to_dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
         """Convert rows to float32 [N, D]."""

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,8 @@ from pate_torch.privacy.unit_ids import parse_unit_ids
 
 _DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN_QUOTE_MESSAGE = "a quote is left open (write a quote within a value twice, and each value on one line)"
+_BLOCK_ROWS = 1024
+"""Number of vectors that are read at a time."""
 _UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
 Table = dict[str, list[Any]]
@@ -174,8 +177,35 @@ def _to_texts(name: str, column: pa.Array) -> list[str]:
         raise ValueError(f"column {name!r} of type {column.type} must hold one plain value in each row") from error
 
 
-def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> tuple[list[str], Tensor]:
-    """Read ids [N] and vectors, float32 [N, D].
+@dataclass(frozen=True, eq=False, repr=False)
+class Vectors:
+    """PRIVATE. Vectors [N, D] in a file, which is read block by block, so that no vector is in memory twice.
+
+    Attributes:
+        ids: Name of each vector, [N].
+        is_finite_N: Whether all numbers of each vector are finite, bool [N].
+        iterate_blocks: Function that reads the vectors in order, as blocks [B, D].
+        width: Number D of numbers in a vector.
+    """
+
+    ids: list[str]
+    is_finite_N: np.ndarray
+    iterate_blocks: Callable[[], Iterator[np.ndarray]]
+    width: int
+
+    def gather(self, row_M: np.ndarray) -> Tensor:
+        """Read the vectors at the indices ``row_M``, float32 [M, D]. NaN stands for a vector of index -1."""
+        x, begin = np.full((len(row_M), self.width), np.nan, dtype=np.float32), 0
+        order_M = np.argsort(row_M, kind="stable")
+        for block in self.iterate_blocks():
+            first, last = np.searchsorted(row_M, [begin, begin + len(block)], sorter=order_M)
+            x[order_M[first:last]] = block[row_M[order_M[first:last]] - begin]
+            begin += len(block)
+        return torch.from_numpy(x)
+
+
+def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> Vectors:
+    """Read the ids and check the vectors.
 
     Args:
         file: .npy [N, D]; .safetensors with ``embeddings`` [N, D] and optionally integers ``id`` [N]; or .parquet with
@@ -190,41 +220,78 @@ def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> 
     if file.suffix not in (".npy", ".safetensors", ".parquet"):
         raise checks.error(key, str(file), "must be .npy, .safetensors or .parquet")
     try:
-        ids, array = _read_ids_and_array(file, id_column)
+        ids, width, iterate_blocks = _open_vectors(file, id_column)
+        with np.errstate(over="ignore"):
+            finite_parts = [np.isfinite(block.astype(np.float32, copy=False)).all(1) for block in iterate_blocks()]
     except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
         raise checks.error(key, str(file), f"is not readable ({error})") from error
+    is_finite_N = np.concatenate([np.zeros(0, dtype=bool), *finite_parts])
     ids = ids if declared_ids is None else declared_ids
-    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
-        message = f"must hold floating-point vectors [N, D], not {array.dtype} {tuple(array.shape)}"
-        raise checks.error(key, str(file), message)
-    if ids is None or len(ids) != len(array) or len(set(ids)) < len(ids):
+    if ids is None or len(ids) != len(is_finite_N) or len(set(ids)) < len(ids):
         found = "none" if ids is None else f"{len(ids)}, of which {len(set(ids))} differ"
         fix = "Set dataset.ids to a file with one id in each line, in the order of the vectors."
-        raise checks.error(key, str(file), f"needs one id for each of its {len(array)} vectors, and has {found}", fix)
-    with np.errstate(over="ignore"):
-        return ids, torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        message = f"needs one id for each of its {len(is_finite_N)} vectors, and has {found}"
+        raise checks.error(key, str(file), message, fix)
+    return Vectors(ids, is_finite_N, iterate_blocks, width)
 
 
-def _read_ids_and_array(file: Path, id_column: str) -> tuple[list[str] | None, np.ndarray]:
-    if file.suffix == ".npy":
-        return None, np.load(file, allow_pickle=False)
+def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Callable[[], Iterator[np.ndarray]]]:
+    """Return the ids, or None if the file has none, the width of the vectors, and ``Vectors.iterate_blocks``."""
+    ids: list[str] | None = None
+    if file.suffix == ".parquet":
+        names = pq.read_schema(file).names
+        if id_column in names:
+            column = pq.read_table(file, columns=[id_column]).column(0)
+            ids = parse_unit_ids(f"column {id_column}", column.to_pylist(), len(column)).tolist()
+        return ids, *_open_parquet_vectors(file, id_column)
+
+    def load() -> Any:
+        return np.load(file, mmap_mode="r") if file.suffix == ".npy" else read_tensors(file).get("embeddings")
+
+    array = load()
     if file.suffix == ".safetensors":
         tensors = read_tensors(file)
-        if "embeddings" not in tensors:
+        if array is None:
             raise ValueError(f"it has no tensor 'embeddings', but {', '.join(sorted(tensors)) or 'none'}")
         ids = [str(value) for value in tensors["id"].tolist()] if "id" in tensors else None
-        return ids, tensors["embeddings"].float().numpy()
-    table, ids = pq.read_table(file), None
-    if id_column in table.column_names:
-        ids = parse_unit_ids(f"column {id_column}", table.column(id_column).to_pylist(), table.num_rows).tolist()
-        table = table.drop_columns([id_column])
-    if "embedding" in table.column_names:
-        rows = table.column("embedding").to_pylist()
-        widths = {len(row) for row in rows if row is not None}
-        if len(widths) != 1:
-            raise ValueError("its vectors differ in length")
-        return ids, np.array([[np.nan] * max(widths) if row is None else row for row in rows], dtype=np.float32)
-    numbers = [name for name in table.column_names if pa.types.is_floating(table.schema.field(name).type)]
-    if not numbers:
+    elif not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"it must hold floating-point vectors [N, D], not {array.dtype}")
+    shape = tuple(array.shape)
+    if len(shape) != 2:
+        raise ValueError(f"it must hold floating-point vectors [N, D], not {array.dtype} {shape}")
+
+    def iterate_blocks() -> Iterator[np.ndarray]:
+        for begin in range(0, shape[0], _BLOCK_ROWS):  # mapped anew, because the pages of a map stay in memory
+            block = load()[begin : begin + _BLOCK_ROWS]
+            yield block.float().numpy() if isinstance(block, Tensor) else block
+
+    return ids, shape[1], iterate_blocks
+
+
+def _open_parquet_vectors(file: Path, id_column: str) -> tuple[int, Callable[[], Iterator[np.ndarray]]]:
+    schema = pq.read_schema(file)
+    columns = [field.name for field in schema if pa.types.is_floating(field.type) and field.name != id_column]
+    is_list = "embedding" in schema.names
+    if not is_list and not columns:
         raise ValueError("it has neither a column 'embedding' nor columns of floating-point numbers")
-    return ids, np.stack([table.column(name).to_numpy() for name in numbers], 1)
+
+    def iterate_batches() -> Iterator[pa.RecordBatch]:
+        parquet_file = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
+        return parquet_file.iter_batches(_BLOCK_ROWS, columns=["embedding"] if is_list else columns)
+
+    def iterate_blocks() -> Iterator[np.ndarray]:
+        for batch in iterate_batches():
+            if not is_list:
+                yield np.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], 1)
+                continue
+            lists = batch.column(0)
+            if not pc.all(pc.equal(pc.list_value_length(lists), width), min_count=0).as_py():
+                raise ValueError("its vectors differ in length")
+            block = np.full((len(lists), width), np.nan, dtype=np.float32)
+            values = lists.flatten().to_numpy(zero_copy_only=False)
+            block[lists.is_valid().to_numpy(zero_copy_only=False)] = values.reshape(-1, width)
+            yield block
+
+    widths = (pc.max(pc.list_value_length(batch.column(0))).as_py() for batch in iterate_batches() if is_list)
+    width = next(filter(None, widths), 0) if is_list else len(columns)
+    return width, iterate_blocks

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from pate_torch.core import checks, texts
@@ -133,9 +135,9 @@ class Csv(TableSource):
         releasable_table = _select_rows(table, np.flatnonzero(np.isin(role_N, self._releasable_roles)))
         owner_columns = self.categories or ()
         return Points(
-            x=torch.from_numpy(x),
+            gather=torch.from_numpy(x).__getitem__,
             # The hash covers the features only, because ids, groups and labels of the private file are private.
-            make_content_ids=lambda public: schema.compute_content_ids(_select_rows(table, public)),
+            make_content_ids=lambda public, _: schema.compute_content_ids(_select_rows(table, public)),
             options={
                 "standardize": np.isin(np.arange(x.shape[1]), schema.numeric_indices).tolist(),
                 "schema": schema.withhold_categories(releasable_table, owner_columns),
@@ -202,10 +204,10 @@ class Text(TableSource):
         x = texts.encode_texts(f"column {self.column}", filled_texts, self.max_bytes)
         x[torch.from_numpy(~has_text_N)] = 0
 
-        def make_content_ids(public: np.ndarray) -> list[str]:
-            return [compute_content_id([text.encode()]) for text in texts.decode_texts(x[public])]
+        def make_content_ids(_: np.ndarray, public_x: torch.Tensor) -> list[str]:
+            return [compute_content_id([text.encode()]) for text in texts.decode_texts(public_x)]
 
-        return Points(x=x, make_content_ids=make_content_ids, options={"text": self.column})
+        return Points(gather=x.__getitem__, make_content_ids=make_content_ids, options={"text": self.column})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,18 +249,19 @@ class Embeddings(TableSource):
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         path, id_column = resolve_path("dataset.vectors", self.vectors, self.root), str(self.id)
-        ids, vectors = read_vectors(path, id_column, None if self.ids is None else self._read_ids())
-        row_by_id = {name: row for row, name in enumerate(ids)}
+        vectors = read_vectors(path, id_column, None if self.ids is None else self._read_ids())
         record_ids = [texts.to_canonical_text(name) for name in _concatenate_column(files, id_column)]
-        row_N = torch.tensor([row_by_id.get(name, -1) for name in record_ids])
-        x = vectors[row_N]
-        x[row_N < 0] = torch.nan
-        is_missing_N = ~x.isfinite().all(1).numpy() & np.isin(role_N, self._public_roles)
+        row_N = pc.fill_null(pc.index_in(pa.array(record_ids), pa.array(vectors.ids)), -1).to_numpy()
+        is_missing_N = ((row_N < 0) | ~vectors.is_finite_N[row_N]) & np.isin(role_N, self._public_roles)
         if is_missing_N.any():
             first_id = record_ids[int(is_missing_N.argmax())]
             message = f"has no finite vector of {is_missing_N.sum()} public records, such as {first_id!r}"
             raise checks.error("dataset.vectors", str(path), message, "Add a vector for each public record.")
-        return Points(x=x, make_content_ids=lambda public: hash_points(x[public]), options={"standardize": False})
+        return Points(
+            gather=lambda rows: vectors.gather(row_N[rows]),
+            make_content_ids=lambda _, public_x: hash_points(public_x),
+            options={"standardize": False},
+        )
 
     def _read_ids(self) -> list[str]:
         path = resolve_path("dataset.ids", self.ids, self.root)

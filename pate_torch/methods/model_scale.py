@@ -65,7 +65,7 @@ def _fit_multiples(
     generator: torch.Generator,
 ) -> tuple[float, float]:
     """Return the multiples of the log class frequencies and of the logits that predict made-up records best."""
-    z_PD = quantize(public.z_PD).short()
+    z_PD = quantize(public.z_PD).double()  # converted once, for many sums
     size = min(num_units, _MAX_RECORDS)
     # Fewer made-up records than units: the noise and the steps keep their sizes relative to the sum.
     mechanism = replace(mechanism, sigma=mechanism.sigma * size / num_units)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, do_nothing
-from pate_torch.features.batch_invariant import map_batch_invariant
+from pate_torch.features.batch_invariant import BATCH_SIZE, ROW_BATCH_SIZE, map_batch_invariant
 from pate_torch.features.contrastive import embed
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.methods.base import MethodInputs
@@ -97,11 +97,14 @@ def map_records_batch_invariant(
 ) -> Tensor:
     """PRIVATE. Apply ``fn`` to the features of each record, independently of all other records, [N, ...].
 
-    ``fn`` receives the features of one batch, [8, D] (``map_batch_invariant``).
+    ``fn`` receives the features of one batch, [B, D]. The shape of the points and the type of the encoder, both public,
+    fix B. All batches have one shape, and the place of a record in its batch depends on this record alone, for any B
+    (``map_batch_invariant``).
     """
+    batch_size = ROW_BATCH_SIZE if private.x.dim() == 2 or isinstance(encoder, nn.Flatten) else BATCH_SIZE
 
     def apply_fn(batches: Iterator[Tensor]) -> Tensor:
         place_RBD = torch.stack([embed(encoder, x_B, spec) for x_B in batches]).cpu()  # one synchronization with a GPU
         return torch.stack([fn(place_BD.clone()) for place_BD in place_RBD])
 
-    return map_batch_invariant(apply_fn, private.x, progress)
+    return map_batch_invariant(apply_fn, private.x, progress, batch_size)

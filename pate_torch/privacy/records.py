@@ -41,6 +41,8 @@ OUTSIDE_STEPS = 1 << 15
 UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
 NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
 """Reasons why a private record cannot be used, worded as the end of "records ..."."""
+_BLOCK_ROWS = 4096
+"""Number of points that are checked at a time."""
 LABEL_UNIT = "label of one record"
 """Privacy unit of data whose features are public, so that only labels are private."""
 
@@ -377,7 +379,8 @@ def find_unusable_rows(
     unreadable_N = find_any(len(x), [] if is_readable_N is None else [~torch.from_numpy(is_readable_N)])
     rows_by_reason = {UNREADABLE_POINT: unreadable_N}
     if x.dtype == torch.float32:
-        rows_by_reason[NOT_FINITE] = ~x.flatten(1).isfinite().all(1) & ~unreadable_N
+        is_finite_N = torch.cat([block.isfinite().all(1) for block in x.flatten(1).split(_BLOCK_ROWS)])
+        rows_by_reason[NOT_FINITE] = ~is_finite_N & ~unreadable_N
     elif x.dim() == 2:  # a text ends at its first zero
         rows_by_reason[NO_TEXT] = (x[:, 0] == 0) & ~unreadable_N
     is_class_N = (y >= 0) if num_classes is None else (y >= 0) & (y < num_classes)

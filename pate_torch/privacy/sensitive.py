@@ -342,7 +342,7 @@ UNIT_NORM = GRID_STEPS**2
 MIN_CLIP_NORM = 1 / 64
 """Smallest clipping norm. A residual of a smaller norm would have fewer than 512 grid units."""
 _ROUNDING_SHRINKAGE = 1 - 2.0**-30  # its margin is far larger than the rounding error of a length in float64
-_BLOCK_RECORDS = 4096
+_BLOCK_RECORDS = 1024
 
 
 def quantize(value: Tensor) -> Tensor:
@@ -407,9 +407,9 @@ class GradientSums:
     def __post_init__(self) -> None:
         # Not an assert, because the guarantee depends on this check, and python -O drops asserts.
         for z_BD in self.z_ND.split(_BLOCK_RECORDS):
-            # The range is checked first, because the square of a larger integer could overflow to a small one.
+            # A sum of at most UNIT_NORM is exact in float64, and a larger sum stays larger.
             is_in_range = not z_BD.numel() or -GRID_STEPS <= int(z_BD.min()) <= int(z_BD.max()) <= GRID_STEPS
-            if not is_in_range or not bool((z_BD.long().square().sum(1) <= UNIT_NORM).all()):
+            if not is_in_range or not bool((z_BD.double().square().sum(1) <= UNIT_NORM).all()):
                 raise ValueError("gradients: a record's features are longer than 1")
 
     def __len__(self) -> int:
@@ -447,13 +447,13 @@ class GradientSums:
         for z_BD, y_B in zip(self.z_ND.split(_BLOCK_RECORDS), self.y_N.split(_BLOCK_RECORDS), strict=True):
             # The products and sums are integers below 2^53, which float64 adds exactly in any order. The logits of a
             # record therefore do not depend on the other records of its block.
-            label_BC = F.one_hot(y_B, self.num_classes).double()
-            residual_BC = label_BC - (z_BD.double() @ weight_DC * (weight_unit / GRID_STEPS)).softmax(1)
+            z_BD, label_BC = z_BD.double(), F.one_hot(y_B, self.num_classes).double()
+            residual_BC = label_BC - (z_BD @ weight_DC * (weight_unit / GRID_STEPS)).softmax(1)
             residual_norm_B1 = residual_BC.norm(dim=1, keepdim=True)
             residual_BC = quantize(residual_BC * (clip_norm / residual_norm_B1.clamp(min=clip_norm)))
             if not bool((residual_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
                 raise ValueError("gradients: a record's residual is longer than clip_norm")
-            total_DC += (z_BD.double().T @ residual_BC.double()).to(torch.int64)
+            total_DC += (residual_BC.double().T @ z_BD).T.to(torch.int64)
         return total_DC
 
     def compute_scores(self, weight_DC: Tensor) -> Tensor:

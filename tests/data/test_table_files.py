@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pate_torch.data import table_files
 from pate_torch.data.table_files import read_table, read_vectors
 
 HEADER = "patient,ward,x,y\n"
@@ -116,7 +117,7 @@ IDS = [str(i) for i in range(COUNT)]
         ("v.npy", ["0", *IDS[:-1]], "8 differ"),
         ("v.txt", None, r"must be \.npy, \.safetensors or \.parquet"),
         ("broken.npy", IDS, "is not readable"),
-        ("objects.npy", IDS, "Object arrays cannot be loaded"),
+        ("objects.npy", IDS, "Python objects in dtype"),
         ("flat.npy", IDS, r"\[N, D\], not float32 \(5,\)"),
         ("whole.npy", IDS, "not int64"),
         ("v.safetensors", None, "no tensor 'embeddings', but vectors"),
@@ -131,5 +132,26 @@ def test_vectors_that_do_not_fit_are_refused(name, ids, message, folder):
 
 def test_half_precision_vectors_become_float32(tmp_path):
     save_file({"embeddings": torch.ones(2, 3).half(), "id": torch.tensor([4, 7])}, tmp_path / "v.safetensors")
-    ids, x = read_vectors(tmp_path / "v.safetensors", "id", None)
-    assert ids == ["4", "7"] and x.dtype == torch.float32 and torch.equal(x, torch.ones(2, 3))
+    vectors = read_vectors(tmp_path / "v.safetensors", "id", None)
+    assert vectors.ids == ["4", "7"] and torch.equal(vectors.gather(np.array([1, 0])), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors", "lists", "doubles"])
+def test_vectors_are_read_in_blocks_as_if_they_were_one_array(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "_BLOCK_ROWS", 4)
+    x = np.random.default_rng(0).normal(size=(11, WIDTH)).astype(np.float32)
+    x[6], ids = np.nan, [f"k{i}" for i in range(11)]
+    file = tmp_path / f"v.{kind if kind in ('npy', 'safetensors') else 'parquet'}"
+    if kind == "npy":
+        np.save(file, x.astype(np.float64))
+    elif kind == "safetensors":
+        save_file({"embeddings": torch.from_numpy(x)}, file)
+    elif kind == "lists":
+        pd.DataFrame({"key": ids, "embedding": [None if i == 6 else row for i, row in enumerate(x)]}).to_parquet(file)
+    else:
+        pd.DataFrame({"key": ids, **{f"v{d}": x[:, d].astype(np.float64) for d in range(WIDTH)}}).to_parquet(file)
+    vectors = read_vectors(file, "key", ids if file.suffix != ".parquet" else None)
+    row_M = np.array([9, -1, 0, 6, 9, 4, 3])
+    expected = np.where(row_M[:, None] < 0, np.nan, x[row_M]).astype(np.float32)
+    np.testing.assert_array_equal(vectors.gather(row_M).numpy(), expected)
+    assert vectors.ids == ids and np.flatnonzero(~vectors.is_finite_N).tolist() == [6]

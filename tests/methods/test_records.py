@@ -93,7 +93,8 @@ class Positional(torch.nn.Module):
 
 def together(x: torch.Tensor, encoder: torch.nn.Module) -> torch.Tensor:
     private = PrivateRecords.from_rows(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
-    return map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, do_nothing)
+    spec = IMAGES if x.dim() == 4 else dataclasses.replace(IMAGES, input_shape=(x.shape[1],))
+    return map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, spec, do_nothing)
 
 
 def test_a_records_place_in_a_batch_follows_from_itself_alone():
@@ -103,15 +104,19 @@ def test_a_records_place_in_a_batch_follows_from_itself_alone():
     turned = torch.randperm(41, generator=torch.Generator().manual_seed(0))
     small = remove_head(networks.build("small_cnn", (1, 8, 8), 3, channels=(4, 8), hidden=16)).eval()
     before = torch.get_num_threads()
-    for body in (Positional(), small):
+    wide = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.Tanh(), torch.nn.Linear(300, 70)).requires_grad_(
+        False
+    )
+    row_bodies = [(body, x.flatten(1).float()) for body in (wide, Positional(), torch.nn.Flatten())]
+    for body, points in [(Positional(), x), (small, x), (torch.nn.Flatten(), x), *row_bodies]:
         with single_thread_mode():
-            slow = together(x, body)
+            slow = together(points, body)
         torch.set_num_threads(4)
         try:
-            assert torch.equal(together(x, body), slow)
-            assert torch.equal(together(x[turned], body), slow[turned])
+            assert torch.equal(together(points, body), slow)
+            assert torch.equal(together(points[turned], body), slow[turned])
             for kept in (torch.arange(41) != 7, torch.arange(41) >= 20, torch.arange(41) == 3):
-                assert torch.equal(together(x[kept], body), slow[kept])
+                assert torch.equal(together(points[kept], body), slow[kept])
         finally:
             torch.set_num_threads(before)
     one_by_one = torch.cat([encode(small, x[n : n + 1], IMAGES) for n in range(41)])
