@@ -134,7 +134,9 @@ def main(options: Namespace) -> int:
         if workers == 1:
             executor: Executor = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         else:
-            executor = ProcessPoolExecutor(workers, torch.multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
+            executor = ProcessPoolExecutor(
+                workers, torch.multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+            )
         with tempfile.TemporaryDirectory() as folder, executor:
             file = Path(folder, "predictions.csv") if output is None else output
             predict_file(options, file, executor, 2 * workers)
