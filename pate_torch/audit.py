@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -325,24 +324,20 @@ def check_plan(mechanism: Mechanism, pair: NeighborPair) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    try:
-        names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
-        other_settings = [s for s in args.settings if not s.startswith("mechanism=")]
-        if len(names) != 1 or not all("=" in s for s in other_settings):
-            problem = "must be mechanism=<name> once, and key=value settings"
-            raise checks.error("settings", " ".join(args.settings), problem)
-        mechanism, setting = load_mechanism(names[0], other_settings, checks.delta("delta", args.delta))
-        queries = checks.integer("queries", args.queries or setting.queries, low=1)
-        pairs = mechanism.worst_case_neighbors(queries)
-        for pair in pairs:
-            check_plan(mechanism, pair)
-        runs = args.runs or setting.runs
-        result = audit(mechanism, pairs, runs=runs, delta=args.delta, confidence=args.confidence)
-        if args.output is not None:
-            write_atomically(args.output, json.dumps(describe(result, mechanism)) + "\n")
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
+    other_settings = [s for s in args.settings if not s.startswith("mechanism=")]
+    if len(names) != 1 or not all("=" in s for s in other_settings):
+        problem = "must be mechanism=<name> once, and key=value settings"
+        raise checks.error("settings", " ".join(args.settings), problem)
+    mechanism, setting = load_mechanism(names[0], other_settings, checks.delta("delta", args.delta))
+    queries = checks.integer("queries", args.queries or setting.queries, low=1)
+    pairs = mechanism.worst_case_neighbors(queries)
+    for pair in pairs:
+        check_plan(mechanism, pair)
+    runs = args.runs or setting.runs
+    result = audit(mechanism, pairs, runs=runs, delta=args.delta, confidence=args.confidence)
+    if args.output is not None:
+        write_atomically(args.output, json.dumps(describe(result, mechanism)) + "\n")
     print(json.dumps(describe(result, mechanism)) if args.json else format_result(result, mechanism))
     return 0 if result.is_sound else 1
 

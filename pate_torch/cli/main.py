@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ COMMANDS = {
 _JSON = ("--json", dict(action="store_true", help="print one JSON object"))
 _STUDENT = ("run", dict(type=Path, help="folder of a run or of a release, or file of a student"))
 _VOTES = "votes=FILE (predictions [K, P] or aggregated counts [P, C]), num_classes=, dataset.name=, ..."
+_LEDGER = "ledger file of the release (without a path: ledger.sqlite of your store)"
 _PUBLIC = "file of labeled public records, and settings of train.py and pilot.*"
 _ALGORITHMS = {**DESCRIPTIONS, "bounds": "print the sample size that each algorithm needs"}
 
@@ -56,7 +58,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "verify": (
         ("release", dict(type=Path, nargs="?", help="the folder of a run or of its release")),
         ("--claim", dict(type=Path, metavar="CLAIM.yaml", help="a claim about any mechanism (docs/verify.md)")),
-        ("--ledger", dict(type=Path, nargs="?", const="", help="ledger of the release (without a path: your own)")),
+        ("--ledger", dict(type=Path, nargs="?", const="", help=_LEDGER)),
     ),
     "learn": (
         ("algorithm", dict(choices=_ALGORITHMS, help="; ".join(f"{key}: {_ALGORITHMS[key]}" for key in _ALGORITHMS))),
@@ -77,10 +79,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         _STUDENT,
         ("records", dict(type=Path, help="CSV, Parquet or .npy file, image, or folder of images")),
         ("--id", dict(metavar="COLUMN", help="column that names the rows (default: row numbers)")),
-        (
-            "--unknown",
-            dict(default="error", choices=("error", "zeros"), help="encoding of unknown categories"),
-        ),
+        ("--unknown", dict(default="error", choices=("error", "zeros"), help="encoding of unknown categories")),
         ("--separator", dict(default=",", help="separator of the values in a CSV file (default: a comma)")),
         ("--columns", dict(help="names of the columns, separated by commas, if the file has no header")),
         ("--no-quotes", dict(dest="quotes", action="store_false", help="read quotation marks as part of values")),
@@ -90,8 +89,8 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--workers", dict(type=int, default=1, help="number of processes (default: 1)")),
     ),
 }
-ARGUMENTS["diagnose"] = ARGUMENTS["plan"]
 """Arguments of the commands whose function takes them. The other functions read ``sys.argv``."""
+ARGUMENTS["diagnose"] = ARGUMENTS["plan"]
 
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 """Exit codes of shells for programs that SIGINT or SIGPIPE ended: 128 plus the number of the signal."""
@@ -144,7 +143,13 @@ def _dispatch(name: str | None = None, *words: str) -> int:
     module, function, _ = COMMANDS[name]
     if name in ARGUMENTS:
         options = _parse_arguments(name, words)
-        return int(getattr(importlib.import_module(module), function)(options))
+        try:
+            return int(getattr(importlib.import_module(module), function)(options))
+        except BrokenPipeError:
+            raise  # ``run_command`` ends silently
+        except (ValueError, OSError, BrokenExecutor) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     if function == "train" and words in (("--help",), ("-h",)):
         _print_groups()
         return 0

@@ -18,7 +18,7 @@ import tempfile
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,25 +127,17 @@ def predict_block(student: Student, payload: bytes, part: Path) -> None:
 def main(options: Namespace) -> int:
     """Run the command and return its exit code, or 2 if the student or the records cannot be read."""
     output, workers = vars(options).pop("output"), vars(options).pop("workers")
-    try:
-        checks.integer("workers", workers, low=1)
-        if not options.records.exists():
-            raise checks.error("records", str(options.records), "was not found")
-        if workers == 1:
-            executor: Executor = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
-        else:
-            executor = ProcessPoolExecutor(
-                workers, torch.multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
-            )
-        with tempfile.TemporaryDirectory() as folder, executor:
-            file = Path(folder, "predictions.csv") if output is None else output
-            predict_file(options, file, executor, 2 * workers)
-            if output is None:
-                with open(file, encoding="utf-8", newline="") as table:
-                    sys.stdout.writelines(table)
-    except BrokenPipeError:
-        raise  # ``run_command`` ends silently
-    except (ValueError, OSError, BrokenExecutor) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    checks.integer("workers", workers, low=1)
+    if not options.records.exists():
+        raise checks.error("records", str(options.records), "was not found")
+    if workers == 1:
+        executor: Executor = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+    else:
+        executor = ProcessPoolExecutor(workers, torch.multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
+    with tempfile.TemporaryDirectory() as folder, executor:
+        file = Path(folder, "predictions.csv") if output is None else output
+        predict_file(options, file, executor, 2 * workers)
+        if output is None:
+            with open(file, encoding="utf-8", newline="") as table:
+                sys.stdout.writelines(table)
     return 0

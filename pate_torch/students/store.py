@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -203,15 +202,11 @@ def _make_example(spec: DataSpec, size: int) -> Tensor:
 def main(options: argparse.Namespace) -> int:
     """Run ``pate export``. Return the exit code: 0, or 2 if an argument is wrong or a file cannot be used."""
     is_onnx = options.format == "onnx"
-    try:
-        file = find_student_file(options.run)
-        folder = file.parent.resolve()  # a release must not change, so no file is added
-        default_folder = folder.parent if (folder / "privacy.json").exists() else folder
-        output = options.output or default_folder / f"{file.stem}.{'onnx' if is_onnx else 'pt2'}"
-        if (output.parent / "privacy.json").exists():
-            raise checks.error("--output", str(output), "must not lie in a release folder", "Use another folder.")
-        print((export_onnx if is_onnx else export)(load(file), output))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    file = find_student_file(options.run)
+    folder = file.parent.resolve()  # a release must not change, so no file is added
+    default_folder = folder.parent if (folder / "privacy.json").exists() else folder
+    output = options.output or default_folder / f"{file.stem}.{'onnx' if is_onnx else 'pt2'}"
+    if (output.parent / "privacy.json").exists():
+        raise checks.error("--output", str(output), "must not lie in a release folder", "Use another folder.")
+    print((export_onnx if is_onnx else export)(load(file), output))
     return 0

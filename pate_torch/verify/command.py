@@ -12,7 +12,6 @@ nothing to check.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from pate_torch.verify import ledger, release
 from pate_torch.verify.prices import EpsilonBounds, Event, compute_bounds
 from pate_torch.verify.release import Check, check_epsilon
 
-EXIT_OK, EXIT_FAILED, EXIT_NOTHING_TO_CHECK = 0, 1, 2
+EXIT_OK, EXIT_FAILED = 0, 1
 MECHANISMS = ("gaussian", "laplace", "sampled_gaussian")
 TEXT_KEYS = ("source", "date", "mechanism", "adjacency")
 NUMBER_KEYS = ("epsilon", "delta", "sigma", "sensitivity", "clip", "noise_multiplier", "steps", "sampling_rate")
@@ -122,17 +121,11 @@ def main(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     own_ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
     ledger_path = own_ledger if options.ledger == Path() else options.ledger
-    try:
-        if (options.release is None) == (options.claim is None):
-            raise checks.error("release", options.release, "must be set, or --claim", "Set one of them.")
-        results = verify_claim(options.claim) if options.claim else verify_release(options.release, ledger_path)
-        is_ok = True
-        for check in results:
-            print(check, flush=True)
-            is_ok &= check.is_ok
-    except BrokenPipeError:
-        raise  # ``run_command`` ends silently
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_NOTHING_TO_CHECK
+    if (options.release is None) == (options.claim is None):
+        raise checks.error("release", options.release, "must be set, or --claim", "Set one of them.")
+    results = verify_claim(options.claim) if options.claim else verify_release(options.release, ledger_path)
+    is_ok = True
+    for check in results:
+        print(check, flush=True)
+        is_ok &= check.is_ok
     return EXIT_OK if is_ok else EXIT_FAILED
