@@ -245,16 +245,16 @@ def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Ca
             ids = parse_unit_ids(f"column {id_column}", column.to_pylist(), len(column)).tolist()
         return ids, *_open_parquet_vectors(file, id_column)
 
-    def load() -> Any:
-        return np.load(file, mmap_mode="r") if file.suffix == ".npy" else read_tensors(file).get("embeddings")
+    def load() -> dict[str, Any]:
+        return {"embeddings": np.load(file, mmap_mode="r")} if file.suffix == ".npy" else read_tensors(file)
 
-    array = load()
-    if file.suffix == ".safetensors":
-        tensors = read_tensors(file)
-        if array is None:
-            raise ValueError(f"it has no tensor 'embeddings', but {', '.join(sorted(tensors)) or 'none'}")
-        ids = [str(value) for value in tensors["id"].tolist()] if "id" in tensors else None
-    elif not np.issubdtype(array.dtype, np.floating):
+    tensors = load()
+    if "embeddings" not in tensors:
+        raise ValueError(f"it has no tensor 'embeddings', but {', '.join(sorted(tensors)) or 'none'}")
+    array = tensors["embeddings"]
+    if "id" in tensors:
+        ids = [str(value) for value in tensors["id"].tolist()]
+    if not isinstance(array, Tensor) and not np.issubdtype(array.dtype, np.floating):
         raise ValueError(f"it must hold floating-point vectors [N, D], not {array.dtype}")
     shape = tuple(array.shape)
     if len(shape) != 2:
@@ -262,7 +262,7 @@ def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Ca
 
     def iterate_blocks() -> Iterator[np.ndarray]:
         for begin in range(0, shape[0], _BLOCK_ROWS):  # mapped anew, because the pages of a map stay in memory
-            block = load()[begin : begin + _BLOCK_ROWS]
+            block = load()["embeddings"][begin : begin + _BLOCK_ROWS]
             yield block.float().numpy() if isinstance(block, Tensor) else block
 
     return ids, shape[1], iterate_blocks

@@ -7,8 +7,8 @@ share (Sinkhorn), and then propagated over the k-NN graph of the public points (
 place of labels).
 
 This costs no privacy, because the votes of a teacher are still a function of its own parameters and of public points:
-one record changes one teacher, and a teacher has one vote on each question. The graph may be
-approximate, because it is a function of public points alone.
+one record changes one teacher, and a teacher has one vote on each question. The graph may be approximate, because it is
+a function of public points alone.
 """
 
 from __future__ import annotations
