@@ -11,10 +11,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+import os
 import pickle
 import shutil
 import sys
 import tempfile
+import threading
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable
@@ -124,6 +126,19 @@ def predict_block(student: Student, payload: bytes, part: Path) -> None:
             csv.writer(file, lineterminator="\n").writerows(rows if first_row > 0 else [headings, *rows])
 
 
+def _start_worker() -> None:
+    """Compute on one thread, and end with the main process, which may be killed."""
+    main_process = torch.multiprocessing.parent_process()
+    assert main_process is not None
+
+    def exit_with_main_process() -> None:
+        main_process.join()
+        os._exit(1)
+
+    threading.Thread(target=exit_with_main_process, daemon=True).start()
+    torch.set_num_threads(1)
+
+
 def main(options: Namespace) -> int:
     """Run the command and return its exit code, or 2 if the student or the records cannot be read."""
     output, workers = vars(options).pop("output"), vars(options).pop("workers")
@@ -133,7 +148,7 @@ def main(options: Namespace) -> int:
     if workers == 1:
         executor: Executor = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
     else:
-        executor = ProcessPoolExecutor(workers, torch.multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
+        executor = ProcessPoolExecutor(workers, torch.multiprocessing.get_context("spawn"), _start_worker)
     with tempfile.TemporaryDirectory() as folder, executor:
         file = Path(folder, "predictions.csv") if output is None else output
         predict_file(options, file, executor, 2 * workers)

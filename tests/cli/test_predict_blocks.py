@@ -8,8 +8,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -266,3 +268,23 @@ def test_processes_predict_the_same(folder, capsys):
     assert pate(["predict", *words, str(folder / "two.csv"), "--workers", "2"]) == 0
     assert (folder / "one.csv").read_bytes() == (folder / "two.csv").read_bytes()
     capsys.readouterr()
+
+
+@pytest.mark.slow(reason="two processes import torch")
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_end_with_a_killed_call(folder):
+    make_frame(40 * 16_384).to_csv(folder / "new.csv", index=False)
+    words = ["predict", folder, folder / "new.csv", "--output", folder / "out.csv", "--workers", "2"]
+    call = subprocess.Popen([sys.executable, "-m", "pate_torch", *map(str, words)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    parts, deadline = folder / ".out.csv.parts", time.monotonic() + 120
+    while not (parts.exists() and any(parts.iterdir())):
+        assert time.monotonic() < deadline and call.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{call.pid}/task/{call.pid}/children").read_text().split()
+    workers = [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    call.kill()
+    call.wait()
+    assert len(workers) == 2 and not (folder / "out.csv").exists()
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline, "a worker outlives the call"
+        time.sleep(0.05)
