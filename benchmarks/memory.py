@@ -27,7 +27,7 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
 
     from pate_torch.core.rng import make_torch_generator
     from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-    from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+    from pate_torch.teachers.recipe import TeacherRecipe
     from pate_torch.teachers.training import train
 
     names = tuple("0123456789")
@@ -39,12 +39,11 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     private = PrivateRecords.from_rows(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     public = torch.randint(256, (queries, 1, 28, 28), dtype=torch.uint8, generator=draw)
     recipe = TeacherRecipe(network=network, steps=3)
-    execution = TrainingExecution(backend="vectorized")
     few = Shards(index[:8], index[:8] >= 0, "replace_one")
     torch.set_num_threads(1)
-    train(private, spec, few, recipe, seed=0, execution=execution)
+    train(private, spec, few, recipe, seed=0)
     before = peak()
-    ensemble = train(private, spec, Shards(index, index >= 0, "replace_one"), recipe, seed=0, execution=execution)
+    ensemble = train(private, spec, Shards(index, index >= 0, "replace_one"), recipe, seed=0)
     trained = peak()
     ensemble.count_votes(public)
     own = sum(p[0].numel() * p.element_size() for p in ensemble.params.values())

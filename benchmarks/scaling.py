@@ -13,20 +13,22 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def rank(teachers: int, steps: int) -> None:
+def rank(teachers: int, steps: int, folder: Path) -> None:
     import numpy as np
     import torch
 
+    from pate_torch.core import ranks
+    from pate_torch.core.executors import Workers
     from pate_torch.core.rng import make_torch_generator
     from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-    from pate_torch.teachers import distributed
-    from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+    from pate_torch.teachers.recipe import TeacherRecipe
     from pate_torch.teachers.training import train
 
     torch.set_num_threads(1)
@@ -38,20 +40,21 @@ def rank(teachers: int, steps: int) -> None:
     index = torch.arange(count).view(teachers, 240)
     private = PrivateRecords.from_rows(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     shards = Shards(index, index >= 0, "replace_one")
-    execution = TrainingExecution(backend="vectorized", chunk=8)
-    train(private, spec, shards, TeacherRecipe(steps=2), seed=0, execution=execution)  # warm-up
-    distributed.broadcast_object()  # waits for the slowest rank
+    options = {"seed": 0, "executor": Workers(workers=1, chunk=8), "folder": folder}
+    train(private, spec, shards, TeacherRecipe(steps=2), **options)  # warm-up
+    ranks.broadcast_object()  # waits for the slowest rank
     start = time.perf_counter()
-    train(private, spec, shards, TeacherRecipe(steps=steps), seed=0, execution=execution)
-    if distributed.is_main():
+    train(private, spec, shards, TeacherRecipe(steps=steps), **options)
+    if ranks.is_main():
         print(json.dumps({"seconds": time.perf_counter() - start}))
 
 
 def run(ranks: int, teachers: int, steps: int) -> float:
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*launcher, __file__, "--rank", "--teachers", str(teachers), "--steps", str(steps)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*launcher, __file__, "--rank", folder, "--teachers", str(teachers), "--steps", str(steps)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
 
 
@@ -62,10 +65,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
-        rank(args.teachers, args.steps)
+        rank(args.teachers, args.steps, args.rank)
         return
     times: dict[int, list[float]] = {ranks: [] for ranks in args.ranks}
     for _ in range(args.repeats):  # interleaved, so that all meet the same state of the machine

@@ -42,7 +42,7 @@ from pate_torch.cli import train as train_command
 from pate_torch.data.benchmark import Svhn
 from pate_torch.privacy.partition import AddRemove, assign_shards, select
 from pate_torch.privacy.records import Dataset
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 
 TRAIN, EXTRA, TEST = 73_257, 531_131, 26_032
@@ -140,9 +140,8 @@ def measure_teachers(
     clock = time.process_time if device == "cpu" else time.perf_counter
     private = select(data.private, np.arange(images))
     shards = assign_shards(AddRemove(), private, num_teachers, seed=0)
-    execution = TrainingExecution(backend="vectorized")
     start = clock()
-    ensemble = train(private, data.spec, shards, recipe, seed=0, device=device, execution=execution)
+    ensemble = train(private, data.spec, shards, recipe, seed=0, device=device)
     middle = clock()
     x, y = data.evaluation.x, data.evaluation.y
     assert x is not None and y is not None

@@ -41,7 +41,7 @@ from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.audit import audit
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import AddRemove
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 
 torch.set_num_threads(1)
@@ -66,8 +66,7 @@ DELTA, TEACHERS, QUESTIONS = 1e-5, 100, 200
 data = Glyphs(private=25_000, public=QUESTIONS, test=1, size=16).load()
 shards = AddRemove().make_shards(data.private, TEACHERS, seed=0)
 recipe = TeacherRecipe(network="lean_cnn", steps=150, batch_size=32)
-execution = TrainingExecution(backend="vectorized")
-ensemble = train(data.private, data.spec, shards, recipe, seed=0, execution=execution)
+ensemble = train(data.private, data.spec, shards, recipe, seed=0)
 votes = ensemble.count_votes(data.pool.x)
 counts_QC, truth_Q = votes.counts_QC.numpy(), data.evaluation.pool_y.numpy()
 

@@ -47,7 +47,11 @@ _NONE: Final = {"none": {"name": "none"}}
 _MECHANISM: Final = "override /mechanism@_global_.mechanism"
 
 COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
-    "execution": {"standard": _target("teachers.recipe.TrainingExecution")},
+    "executor": {
+        "processes": _target("core.executors.Workers"),
+        "dask": _target("core.executors.Dask"),
+        "submitit": _target("core.executors.Submitit"),
+    },
     "features": {
         "contrastive": _target(
             "features.contrastive.ContrastiveFeatures", **_NETWORK, steps="${recommended.features_steps}"

@@ -13,6 +13,7 @@ from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import FILTER_KINDS
 from pate_torch.core import checks, run_folders
+from pate_torch.core.executors import Workers
 from pate_torch.core.progress import Callback, Stages
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.encoded_dataset import EncodedDataset
@@ -30,7 +31,7 @@ from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.private_test import compute_release_epsilon, make_test_mechanism
 from pate_torch.students.selection import Selection
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
 
@@ -104,7 +105,7 @@ class RunConfig:
         labels: Id of an earlier release from whose labels the student learns. None to make a new release.
         seed: Seed of splits, initialization and batches. It never seeds noise.
         device: Device of training and inference.
-        execution: Settings that decide how fast teachers are trained.
+        executor: Workers that train the teachers.
         baseline: Recipe of a model that is trained on all records without privacy, for the owner. None to train no such
             model.
         quiet: Whether to hide progress.
@@ -130,7 +131,7 @@ class RunConfig:
     labels: str | None = None
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    execution: TrainingExecution = field(default_factory=TrainingExecution)
+    executor: Workers = field(default_factory=Workers)
     baseline: TeacherRecipe | None = None
     quiet: bool = False
     callback: Callback | None = None

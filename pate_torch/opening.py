@@ -50,7 +50,7 @@ def make_inputs(
         facts=facts,
         seed=config.seed,
         device=config.device,
-        execution=config.execution,
+        executor=config.executor,
         store=TeacherStore(config.root),
         ledger=ledger,
         stages=stages,

@@ -38,7 +38,6 @@ from pate_torch.release.report import Accuracy, Share, format_percent
 from pate_torch.release.statement import compute_advantage_bound
 from pate_torch.release.store import WrittenRelease
 from pate_torch.students.base import Student
-from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import train_on_all
@@ -138,7 +137,6 @@ def compute_metrics(
     if prepared is None or not isinstance(method, LabelingMethod):
         return PrivateMetrics(), None
     if config.baseline is not None:
-        distributed.broadcast_object(distributed.BASELINE)
         nonprivate = train_on_all(splits.data, config.baseline, seed=config.seed, device=config.device, stages=stages)
     metrics = compute_vote_metrics(
         splits.data,

@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pate_torch.config import DataSplits, RunConfig
+from pate_torch.core import ranks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.opening import AlternativeFormatter, make_inputs
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import ReleaseSession
-from pate_torch.teachers import distributed
-from pate_torch.teachers.training import train_on_all
 
 
 def run(config: RunConfig, format_alternative: AlternativeFormatter | None = None) -> ReleaseReport | None:
@@ -36,8 +35,8 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
         ValueError: A choice cannot work. Nothing has been charged.
         BudgetExceeded: The account's cap does not admit this run.
     """
-    config = replace(config, device=distributed.get_local_device(config.device))
-    if not distributed.is_main():
+    config = replace(config, device=ranks.get_local_device(config.device))
+    if not ranks.is_main():
         run_worker_rank(config)
         return None
     with ReleaseSession.open(config, format_alternative=format_alternative) as session:
@@ -46,7 +45,7 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
         student = session.test(session.fit(written))
         report = session.publish(written, student)
     session.finish()  # last, because closing the session writes buffered files
-    distributed.broadcast_object(distributed.DONE)
+    ranks.broadcast_object(False)
     if price_message is not None:
         print(price_message)
     return report
@@ -58,9 +57,5 @@ def run_worker_rank(config: RunConfig) -> None:
     data = DataSplits.from_config(config, stages).data
     facts = DatasetFacts.from_dataset(data, config.partition)
     with deterministic_mode(config.device):
-        while (command := distributed.broadcast_object()) != distributed.DONE:
-            if command == distributed.TRAIN:
-                config.method.assist(make_inputs(config, data, facts, stages, StageTimer(), None))
-            elif command == distributed.BASELINE:
-                assert config.baseline is not None
-                train_on_all(data, config.baseline, seed=config.seed, device=config.device, stages=stages)
+        while ranks.broadcast_object():
+            config.method.assist(make_inputs(config, data, facts, stages, StageTimer(), None))

@@ -14,7 +14,7 @@ from pate_torch.cli import train as command
 
 TINY = [
     *("dataset.private=120", "dataset.public=40", "dataset.test=20", "num_teachers=6", "num_queries=4", "query=random"),
-    *("mechanism.sigma=4", "teacher=logistic", "teacher.steps=3", "execution.backend=vectorized", "student=supervised"),
+    *("mechanism.sigma=4", "teacher=logistic", "teacher.steps=3", "executor.workers=1", "student=supervised"),
     *("student.network=logistic", "student.augment=null", "student.steps=3", "guide_student.network=logistic"),
     *("guide_student.augment=null", "guide_student.steps=3"),
     *("baseline=false", "privacy.opening_budget=50", "quiet=true"),

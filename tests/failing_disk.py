@@ -152,7 +152,7 @@ def _train_texts(home: Path, allow_refit: bool) -> None:
         "train.py", "dataset=text", "dataset.name=mails", "dataset.classes=[low,high]", *places, "features=encoder",
         f"features.weights={folder / 'table.safetensors'}", f"features.tokenizer={WORDS}", "query=random",
         "num_teachers=6", "num_queries=4", "mechanism.sigma=4", "teacher=logistic", "teacher.steps=3",
-        "execution.backend=vectorized", "student=supervised", "student.network=logistic", "student.augment=null",
+        "executor.workers=1", "student=supervised", "student.network=logistic", "student.augment=null",
         "student.steps=3", "baseline=false", f"privacy.opening_budget={killed_runs.CAP}", "quiet=true",
         "membership=none", *QUIET_LOG,
     ]  # fmt: skip

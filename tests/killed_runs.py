@@ -50,9 +50,9 @@ from pate_torch.release import store as release_store
 from pate_torch.session import ReleaseSession
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.training import Supervised
-from pate_torch.teachers import training
+from pate_torch.teachers import groups, training
 from pate_torch.teachers.store import ID_PATTERN, TeacherStore
-from pate_torch.teachers.training import Checkpoints, TeacherRecipe
+from pate_torch.teachers.training import TeacherRecipe
 from tests import ROOT
 from tests.run_configs import changed, run_config
 from tests.tensor_data import Tensors
@@ -360,17 +360,19 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
     """A run of the same eight teachers, one a group, each so many seconds longer; notes who trained which."""
     quietly()
     training.GROUP_TEACHERS = 1
-    save = Checkpoints.save
+    write = groups._write
 
-    def slowly(self: Checkpoints, group: range) -> None:
-        time.sleep(seconds)
-        save(self, group)
-        write_line(home / "trained.txt", f"{os.getpid()}:{group.start}")
+    def write_slowly(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+        kind, start, _ = file.name.split("_")
+        time.sleep(seconds if kind == "teachers" else 0)
+        write(file, tensors)
+        if kind == "teachers":
+            write_line(home / "trained.txt", f"{os.getpid()}:{int(start)}")
 
     def say(self: Stages, line: str) -> None:
         write_line(home / f"{name}.said", line)
 
-    Checkpoints.save, Stages.print_message = slowly, say  # type: ignore[method-assign]
+    groups._write, Stages.print_message = write_slowly, say  # type: ignore[method-assign]
     one = plan(home, name.partition("+")[0], mechanism=GNMax(sigma=sigma))
     if ready is not None:
         ready.wait()

@@ -13,6 +13,7 @@ from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.config import PrivacyConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import parse_device
+from pate_torch.core.executors import Workers
 from pate_torch.data.benchmark import Digits, Mnist, Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.features.augmentation import Affine
@@ -32,7 +33,7 @@ from pate_torch.release import store as release_store
 from pate_torch.students.selection import Selection
 from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.training import Supervised
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.recipe import TeacherRecipe
 from tests import ROOT
 from tests.command_runs import TINY, ledger_entries, train, written
 from tests.mechanisms.mechanism_forms import FORMS, build
@@ -71,9 +72,8 @@ COMPONENTS = [
     (TeacherRecipe, {"optimizer": "adma"}, "Did you mean 'adam'"),
     (TeacherRecipe, {"momentum": 2}, ("momentum=2", "[0, ")),
     (TeacherRecipe, {"weight_decay": -1}, "weight_decay=-1"),
-    (TrainingExecution, {"backend": "threads"}, ("execution.backend='threads'", "vectorized")),
-    (TrainingExecution, {"workers": 0}, "execution.workers=0"),
-    (TrainingExecution, {"chunk": 2.5}, ("execution.chunk=2.5", "integer")),
+    (Workers, {"workers": 0}, "executor.workers=0"),
+    (Workers, {"chunk": 2.5}, ("executor.chunk=2.5", "integer")),
     (TeacherRecipe, {"augment": {"twist": 3}}, ("augment key='twist'", "rotate")),
     (TeacherRecipe, {"options": 5}, ("options=5", "keys and values")),
     (TransductiveTeacherVotes, {"num_teachers": 4, "neighbors": 0}, "method.neighbors=0"),
@@ -252,8 +252,7 @@ COMMAND_LINES = [
     ("recommended=null", "recommended"),
     ("study=foo", "study='foo'", "_target_"),
     ("quiet=3", "quiet=3", "true or false"),
-    ("execution.workers=0", "execution.workers=0", "[1,"),
-    ("execution.backend=process", "execution.backend='process'", "Did you mean 'processes'"),
+    ("executor.workers=0", "executor.workers=0", "[1,"),
     ("baseline=maybe", "baseline='maybe'", "true or false"),
     ("labels_only=maybe", "labels_only='maybe'", "true or false"),
     ("votes=5", "votes=5", "string"),

@@ -15,10 +15,11 @@ import torch
 
 from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import Finding, PartNotRun, Setup
+from pate_torch.core import ranks
 from pate_torch.core.device import deterministic_mode
-from pate_torch.teachers import distributed, training
-from pate_torch.teachers.ensemble import tally_over_ranks
-from pate_torch.teachers.recipe import TrainingExecution
+from pate_torch.core.executors import Workers
+from pate_torch.teachers import training
+from pate_torch.teachers.groups import Question
 from pate_torch.teachers.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,37 +59,38 @@ def _launch_ranks(device: str, ranks: int) -> list[dict[str, Any]]:
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def run_rank(kind: str) -> dict[str, Any]:
+def run_rank(kind: str, folder: Path) -> dict[str, Any]:
     """Train this rank's teachers and ask them; launches of one size give the same bits on any number of ranks."""
-    device = distributed.get_local_device(torch.device(kind))
+    device = ranks.get_local_device(torch.device(kind))
     setup = Setup(device, small=kind == "cpu")
     spec = workloads.make_spec(setup)
     private, shards = workloads.draw_shards(spec, teachers=16 * training.GROUP_TEACHERS, size=12)
     options = workloads.choose_networks(setup)["lean_cnn"]
     recipe = workloads.make_recipe("lean_cnn", options, steps=100)
-    execution = TrainingExecution(chunk=training.GROUP_TEACHERS)
-    ends: list[float] = []
+    ends, votes = list[float](), list[Any]()
     with deterministic_mode(device):
         start = time.monotonic()
-        mine = train(
+        train(
             private,
             spec,
             shards,
             recipe,
             seed=0,
             device=device,
-            execution=execution,
+            executor=Workers(chunk=training.GROUP_TEACHERS),
+            folder=folder / "teachers",
+            question=Question(private.x[:200]),
+            on_votes=votes.append,
             progress=lambda *_: ends.append(time.monotonic()),
         )
-        votes = tally_over_ranks(mine, lambda ensemble: ensemble.tally(private.x[:200], device=device), 200)
     return {
         "device": str(device),
         "seconds": ends[-1] - start,
         "peak_bytes": torch.cuda.max_memory_allocated(device) if kind != "cpu" else 0,
-        "votes": votes.counts_QC.tolist(),
+        "votes": votes[0].counts_QC.tolist(),
     }
 
 
 if __name__ == "__main__":
-    result = run_rank(sys.argv[2])
-    (Path(sys.argv[1]) / f"{distributed.get_world().rank}.json").write_text(json.dumps(result))
+    result = run_rank(sys.argv[2], Path(sys.argv[1]))
+    (Path(sys.argv[1]) / f"{ranks.get_world().rank}.json").write_text(json.dumps(result))

@@ -76,7 +76,7 @@ def _time_votes(setup: Setup, spec: DataSpec) -> Finding:
     recipe = workloads.make_recipe("lean_cnn", options, steps=1)
     trained = train_stacked(workloads.draw_chunk(spec, teachers), spec, recipe, 0, setup.device)
     network = networks.describe("lean_cnn", spec.input_shape, spec.num_classes, **options)
-    ensemble = TeacherEnsemble(network, trained.params, torch.ones(teachers, dtype=torch.bool), spec)
+    ensemble = TeacherEnsemble(network, [trained.params], torch.ones(teachers, dtype=torch.bool), spec)
     x = workloads.draw_images(spec, setup.choose(8192, 64))[0]
     seconds = _time_second_call(lambda: ensemble.count_votes(x, device=setup.device))
     return Finding("lean_cnn: votes a second", teachers * len(x) / seconds)

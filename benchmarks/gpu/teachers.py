@@ -83,7 +83,7 @@ def _compute_gradients(
 def _make_ensemble(network: str, options: Options, spec: DataSpec, params: stacked.Parameters) -> TeacherEnsemble:
     description = networks.describe(network, spec.input_shape, spec.num_classes, **options)
     alive = torch.ones(len(next(iter(params.values()))), dtype=torch.bool)
-    return TeacherEnsemble(description, params, alive, spec)
+    return TeacherEnsemble(description, [params], alive, spec)
 
 
 def _compute_logits(ensemble: TeacherEnsemble, spec: DataSpec, device: torch.device) -> stacked.Parameters:

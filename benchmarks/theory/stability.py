@@ -89,7 +89,7 @@ def by_teachers(
             full = torch.full((len(x[rows]),), x.shape[1])
             chunk = _Retrained(0, x[rows], y[rows], full, tuple(coins[rows]))
             params = train_stacked(chunk, spec, recipe, 0, device).params
-            teachers = TeacherEnsemble(network, params, full > 0, spec)
+            teachers = TeacherEnsemble(network, [params], full > 0, spec)
             if soft:
                 parts.append(teachers.predict_proba(asked, device=device)[..., label])
             else:

@@ -30,6 +30,7 @@ from pate_torch.api.messages import PATE_WORDS, reworded_errors
 from pate_torch.config import DataSplits, PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import parse_device
+from pate_torch.core.executors import Workers
 from pate_torch.core.progress import Callback, Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import tensors
@@ -62,7 +63,7 @@ from pate_torch.students.store import save as save_student
 from pate_torch.students.training import GradientStudent, Supervised
 from pate_torch.teachers.network import Network, to_network
 from pate_torch.teachers.panel import Panel, fit_panel
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class PATE:
             the origins from the arguments.
         insecure_noise_seed: Seed that makes the noise repeatable and the release not private. None for secret noise.
         seed: Seed of everything except the noise.
-        execution: Settings that decide how fast teachers of a TeacherRecipe are trained.
+        executor: Workers that train the teachers of a TeacherRecipe.
         verbose: Whether to show the progress, on standard error.
         callback: As for ``PATEClassifier``.
         home: As for ``PATEClassifier``, like ``allow_duplicate_account``, ``chosen_by`` and ``device``.
@@ -166,7 +167,7 @@ class PATE:
     seed: int = 0
     insecure_noise_seed: int | None = None
     device: torch.device | str = "cpu"
-    execution: TrainingExecution = field(default_factory=TrainingExecution)
+    executor: Workers = field(default_factory=Workers)
     verbose: bool = True
     callback: Callback | None = None
 
@@ -189,8 +190,8 @@ class PATE:
             self.provenance = {origins.CLASSES: origins.FROM_OWNER, origins.NORMALIZATION_CONSTANTS: constants_origin}
         for key in ("allow_uninformative_labels", "verbose"):
             checks.boolean(key, getattr(self, key))
-        if not isinstance(self.execution, TrainingExecution):
-            raise checks.error("execution", self.execution, "must be a TrainingExecution of pate_torch.teachers.recipe")
+        if not isinstance(self.executor, Workers):
+            raise checks.error("executor", self.executor, "must be workers of pate_torch.core.executors")
         self._privacy = PrivacyConfig(
             delta=checks.delta("delta", self.delta),
             insecure_noise_seed=self.insecure_noise_seed,
@@ -538,7 +539,7 @@ class PATE:
             folder=Path(folder) / make_unique_run_id(),
             seed=self.seed,
             device=parse_device(self.device),
-            execution=self.execution,
+            executor=self.executor,
             quiet=not self.verbose,
             callback=self.callback,
         )

@@ -25,6 +25,7 @@ from pate_torch.components import COMPONENTS, get_component
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import parse_device
+from pate_torch.core.executors import Workers
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.features.base import FeatureRecipe
@@ -38,7 +39,7 @@ from pate_torch.queries.base import QueryStrategy
 from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.recipe import TeacherRecipe
 
 
 class _ComponentNode(ConfigNode):
@@ -152,7 +153,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         folder=folder,
         seed=values["seed"],
         device=parse_device(values["device"]),
-        execution=instantiate_component(cfg, "execution", TrainingExecution),
+        executor=instantiate_component(cfg, "executor", Workers),
         baseline=instantiate_component(cfg, "teacher", TeacherRecipe) if has_baseline else None,
         quiet=checks.boolean("quiet", values["quiet"]),
     )

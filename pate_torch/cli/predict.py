@@ -16,11 +16,10 @@ import pickle
 import shutil
 import sys
 import tempfile
-import threading
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import torch.multiprocessing
 
 from pate_torch.core import checks
+from pate_torch.core.executors import ProcessPool
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement, compute_file_digest, escape_spreadsheet_cell
 from pate_torch.data import image_folder, table_files
 from pate_torch.students.base import Student
@@ -126,19 +125,6 @@ def predict_block(student: Student, payload: bytes, part: Path) -> None:
             csv.writer(file, lineterminator="\n").writerows(rows if first_row > 0 else [headings, *rows])
 
 
-def _start_worker() -> None:
-    """Compute on one thread, and end with the main process, which may be killed."""
-    main_process = torch.multiprocessing.parent_process()
-    assert main_process is not None
-
-    def exit_with_main_process() -> None:
-        main_process.join()
-        os._exit(1)
-
-    threading.Thread(target=exit_with_main_process, daemon=True).start()
-    torch.set_num_threads(1)
-
-
 def main(options: Namespace) -> int:
     """Run the command and return its exit code, or 2 if the student or the records cannot be read."""
     output, workers = vars(options).pop("output"), vars(options).pop("workers")
@@ -148,7 +134,7 @@ def main(options: Namespace) -> int:
     if workers == 1:
         executor: Executor = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
     else:
-        executor = ProcessPoolExecutor(workers, torch.multiprocessing.get_context("spawn"), _start_worker)
+        executor = ProcessPool(workers, "spawn", torch.set_num_threads, 1)
     with tempfile.TemporaryDirectory() as folder, executor:
         file = Path(folder, "predictions.csv") if output is None else output
         predict_file(options, file, executor, 2 * workers)

@@ -6,6 +6,7 @@ or argument). An ``assert`` states an invariant of this package.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -138,3 +139,12 @@ def one_of(name: str, value: Any, choices: Collection[str], fix: str = "") -> st
         hint = f"Did you mean {close_matches[0]!r}?" if close_matches else ""
         raise error(name, value, f"must be one of {', '.join(sorted(choices))}", fix or hint)
     return str(value)
+
+
+def import_optional(module: str, extra: str, key: str, value: str) -> Any:
+    """Import a module of an optional extra. Raise ValueError, which names ``key`` and the extra, if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as import_error:
+        fix = f"pip install 'pate-torch[{extra}]'."
+        raise error(key, value, f"needs the package {module}", fix) from import_error

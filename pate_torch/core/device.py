@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -83,6 +84,13 @@ def float32_precision(*, tf32: bool = False) -> Iterator[None]:
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     with _set_switches({(backend, "fp32_precision"): "tf32" if tf32 else "ieee" for backend in backends}):
         yield
+
+
+def describe_processor(device: torch.device) -> str:
+    """Describe the kind of processor and the version of torch, on which the last bits of results depend."""
+    kind = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else device.type
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return f"{name} {kind} with torch {torch.__version__}"
 
 
 @contextmanager

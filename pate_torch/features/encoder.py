@@ -318,7 +318,7 @@ class Encoder:
 
     def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], encoding.Tokens]:
         path = self.files["tokenizer"]
-        tokenizers = encoding.import_optional("tokenizers", "text", "features.tokenizer", str(path))
+        tokenizers = checks.import_optional("tokenizers", "text", "features.tokenizer", str(path))
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain exceptions

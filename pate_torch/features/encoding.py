@@ -6,7 +6,6 @@ Networks of torchvision and timm take their weights from local files: nothing is
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -97,7 +96,7 @@ def make_static_runtime(weights: Path) -> Runtime:
 
 def make_onnx_runtime(weights: Path) -> Runtime:
     """Make the runtime of an ONNX file: onnxruntime on one thread of the CPU."""
-    ort = import_optional("onnxruntime", "onnx", "features.weights", str(weights))
+    ort = checks.import_optional("onnxruntime", "onnx", "features.weights", str(weights))
     check_no_external_data(weights)
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -117,8 +116,8 @@ def make_onnx_runtime(weights: Path) -> Runtime:
 
 def check_no_external_data(weights: Path) -> None:
     """Raise ValueError if an ONNX file is damaged or has tensors in other files, which its hash does not cover."""
-    onnx = import_optional("onnx", "onnx", "features.weights", str(weights))
-    protobuf = import_optional("google.protobuf.message", "onnx", "features.weights", str(weights))
+    onnx = checks.import_optional("onnx", "onnx", "features.weights", str(weights))
+    protobuf = checks.import_optional("google.protobuf.message", "onnx", "features.weights", str(weights))
     try:
         pending = [onnx.load(weights, load_external_data=False)]
     except protobuf.DecodeError as error:
@@ -142,15 +141,6 @@ def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
     else:
         value = torch.zeros_like(points.ids_BL) if "type" in onnx_input.name else points.ids_BL
     return np.ascontiguousarray(value.cpu().numpy().astype(kind))
-
-
-def import_optional(module: str, extra: str, key: str, value: str) -> Any:
-    """Import a module of an optional extra. Raise ValueError, which names ``key`` and the extra, if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        fix = f"pip install 'pate-torch[{extra}]'."
-        raise checks.error(key, value, f"needs the package {module}", fix) from error
 
 
 def describe_network(network: str, digest: str) -> dict[str, Any]:
@@ -184,7 +174,7 @@ def make_network(network: str) -> tuple[nn.Module, tuple[str, ...]]:
 
 def _find_network(network: str) -> tuple[Any, str]:
     kind, _, name = str(network).partition(":")
-    library = import_optional("timm" if kind == "timm" else "torchvision", "timm", "features.network", network)
+    library = checks.import_optional("timm" if kind == "timm" else "torchvision", "timm", "features.network", network)
     names = library.list_pretrained() if kind == "timm" else library.models.list_models(library.models)
     if kind not in ("timm", "torchvision") or name not in names:
         problem = "must be torchvision:<name> or timm:<name>, such as torchvision:resnet18 or timm:resnet18.a1_in1k"

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.core.executors import Workers
 from pate_torch.core.progress import Log, Stages, StageTimer, do_nothing
 from pate_torch.features.neighbors import NeighborSearch
 from pate_torch.privacy.accounts import PURPOSE_LABELS
@@ -36,7 +37,6 @@ from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, PublicPool, R
 from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.teachers.recipe import TrainingExecution
 from pate_torch.teachers.store import TeacherStore
 
 _KEYS = {"subject": "who", "procedure": "how", "query_sentence": "questions"}
@@ -137,7 +137,7 @@ class MethodInputs:
         facts: Public facts about the records, including the public points.
         seed: Seed of splits, initialization and batches. It never seeds noise.
         device: Device on which networks are trained.
-        execution: Settings that decide how fast teachers are trained.
+        executor: Workers that train the teachers.
         store: PRIVATE. Store of teachers and of keyed hashes.
         ledger: Ledger that holds the account. None on ranks above 0 of torchrun.
         stages: Display of progress.
@@ -154,7 +154,7 @@ class MethodInputs:
     facts: DatasetFacts
     seed: int
     device: torch.device
-    execution: TrainingExecution = field(default_factory=TrainingExecution)
+    executor: Workers = field(default_factory=Workers)
     store: TeacherStore
     ledger: Ledger | None = None
     stages: Stages

@@ -25,19 +25,22 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from pate_torch.core import checks
+from pate_torch.core import checks, ranks
 from pate_torch.core.files import compute_tensor_digest
+from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import check_hex_id
 from pate_torch.mechanisms.sparse_vector import SoftSparseVector
 from pate_torch.methods.base import MethodDescription, MethodInputs
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.voting import VotingMethod, describe
 from pate_torch.privacy.partition import DatasetFacts, assign_shards
-from pate_torch.privacy.sensitive import SensitiveValue, Votes
-from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
+from pate_torch.privacy.sensitive import SoftVotes, Votes
+from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.groups import Question
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import EnsembleFinder, Identity, StoredEnsemble
@@ -93,35 +96,35 @@ class TeacherVotes(VotingMethod):
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
         """PRIVATE. Load or train the teachers, and count their votes. ``PreparedLabeling.release`` is step 5."""
-        stored_teachers, is_new = self.load_or_train(inputs)  # steps 1 to 3
+        stored_teachers, new_votes = self.load_or_train(inputs)  # steps 1 to 3, and 4 for new teachers
         store, pool_x, ensemble = inputs.store, inputs.facts.pool.x, stored_teachers.ensemble
-        # Step 4. The ranks of torchrun that trained the teachers also count the votes. Rank 0 loads teachers alone.
-        count_votes = functools.partial(self._count_votes, ensemble, inputs, all_ranks=is_new)
+
+        def count_votes() -> Votes | SoftVotes:  # step 4 for stored teachers
+            question = self._make_question(inputs, all_ranks=False)
+            return question.count(ensemble, inputs.device, inputs.stages("Counting votes"))
+
         with inputs.clock("votes"):
-            votes = store.get_or_count_votes(stored_teachers.id, pool_x, count_votes, self._get_vote_variant(inputs))
-        sensitive: SensitiveValue = votes
-        if self.is_soft:
-            assert isinstance(self.mechanism, SoftSparseVector)
-            progress = inputs.stages("Computing the teachers' probabilities")
-            sensitive = ensemble.tally_probabilities(pool_x, self.mechanism.bins, inputs.device, progress)
-        prepared = PreparedLabeling.from_method(self, inputs, sensitive)
+            count: Callable[[], Any] = count_votes if new_votes is None else lambda: new_votes
+            variant = self._get_vote_variant(inputs)
+            votes = count() if self.is_soft else store.get_or_count_votes(stored_teachers.id, pool_x, count, variant)
+        prepared = PreparedLabeling.from_method(self, inputs, votes)
         fingerprint = stored_teachers.identity.fingerprint
         prepared.id = self.alias or self.teachers_id or store.create_alias(fingerprint, stored_teachers.id)
-        prepared.votes, prepared.ensemble = None if self.is_soft else votes, ensemble
+        prepared.votes, prepared.ensemble = votes if isinstance(votes, Votes) else None, ensemble
         prepared.on_ledger_head = functools.partial(store.set_ledger_head, stored_teachers.id)
         return prepared
 
-    def load_or_train(self, inputs: MethodInputs) -> tuple[StoredEnsemble, bool]:
-        """PRIVATE. Load the teachers from the store, or train them. Return them, and whether they are new."""
+    def load_or_train(self, inputs: MethodInputs) -> tuple[StoredEnsemble, Votes | SoftVotes | None]:
+        """PRIVATE. Load the teachers from the store, or train them. Return them, and the votes of new teachers."""
         with inputs.clock("partition"):
             identity = self.make_identity(inputs)
         finder = EnsembleFinder(inputs.store, inputs.ledger, identity, inputs.stages.print_message)
         if self.teachers_id is not None:
-            return finder.load(self.teachers_id), False
+            return finder.load(self.teachers_id), None
         return finder.find_or_train(functools.partial(self._train, inputs), inputs.check_budget)
 
-    def _train(self, inputs: MethodInputs, checkpoint_dir: Path) -> TeacherEnsemble:
-        """PRIVATE. Train one teacher on each shard. Under torchrun, every rank trains its share of the teachers."""
+    def _train(self, inputs: MethodInputs, folder: Path) -> tuple[TeacherEnsemble, Votes | SoftVotes]:
+        """PRIVATE. Train one teacher on each shard, and count the votes. Under torchrun, every rank does its share."""
         facts, seed, device = inputs.facts, inputs.seed, inputs.device
 
         def retrain_one(trial: Trial) -> None:  # step 3
@@ -129,36 +132,41 @@ class TeacherVotes(VotingMethod):
             try:
                 trial.run(facts.pool.x, device)
             except ValueError:
-                shutil.rmtree(checkpoint_dir, ignore_errors=True)  # these teachers must not be used
+                shutil.rmtree(folder, ignore_errors=True)  # these teachers must not be used
                 raise
             progress(1, 1)
 
         shards = assign_shards(facts.partition, inputs.records, self.num_teachers, seed)  # step 1
         with inputs.clock("start"):
-            trunk = self.teacher.learn_trunk(facts.pool, facts.spec, seed, device, inputs.stages)
+            learn = self.teacher.learn_trunk if ranks.is_main() else do_nothing  # machines differ in the last bits
+            trunk = ranks.broadcast_object(learn(facts.pool, facts.spec, seed, device, inputs.stages))
+        votes = list[Votes | SoftVotes]()
         with inputs.clock("teachers"):
-            return train(  # step 2
+            ensemble = train(  # steps 2 and 4
                 inputs.records,
                 facts.spec,
                 shards,
                 self.teacher,
                 seed=seed,
                 device=device,
-                execution=inputs.execution,
+                executor=inputs.executor,
                 trunk=trunk,
-                checkpoint_dir=checkpoint_dir,
+                folder=folder,
+                question=self._make_question(inputs, all_ranks=True),
                 progress=inputs.stages(f"Training {self.num_teachers} teachers"),
                 log=inputs.log,
                 on_losses=inputs.log_losses,
                 on_trial=retrain_one,
+                on_votes=votes.append,
+                print_message=inputs.stages.print_message,
             )
+        return ensemble, votes[0]
 
-    def _count_votes(self, ensemble: TeacherEnsemble, inputs: MethodInputs, *, all_ranks: bool) -> Votes:
-        """PRIVATE. Count the votes. With ``all_ranks``, every rank of torchrun evaluates its share of the teachers."""
-        vote, pool_x = self._make_vote(inputs, all_ranks=all_ranks), inputs.facts.pool.x
-        progress = inputs.stages("Counting votes")
-        tally = functools.partial(TeacherEnsemble.tally, x=pool_x, device=inputs.device, progress=progress, vote=vote)
-        return tally_over_ranks(ensemble, tally, len(pool_x)) if all_ranks else Votes(tally(ensemble), len(ensemble))
+    def _make_question(self, inputs: MethodInputs, *, all_ranks: bool) -> Question:
+        """Make the question to the teachers, on rank 0 alone or, with ``all_ranks``, on every rank of torchrun."""
+        bins = self.mechanism.bins if self.is_soft and isinstance(self.mechanism, SoftSparseVector) else None
+        vote, variant = self._make_vote(inputs, all_ranks=all_ranks), self._get_vote_variant(inputs)
+        return Question(inputs.facts.pool.x, vote, bins, variant)
 
     def _make_vote(self, inputs: MethodInputs, *, all_ranks: bool) -> Callable[[Tensor], Tensor] | None:
         """PRIVATE. Make the function ``vote`` of ``TeacherEnsemble.predict``. None if teachers vote independently."""
@@ -191,7 +199,6 @@ class TeacherVotes(VotingMethod):
     def assist(self, inputs: MethodInputs) -> None:
         """PRIVATE. Do the part of a rank above 0: train its share of the teachers, and count their votes."""
         with inputs.store.try_lock_training(self.make_identity(inputs)) as (checkpoint_dir, owns_checkpoints):
-            ensemble = self._train(inputs, checkpoint_dir)
-            self._count_votes(ensemble, inputs, all_ranks=True)
-            if owns_checkpoints:  # rank 0 runs on another machine, and has stored the ensemble by now
+            self._train(inputs, checkpoint_dir)
+            if owns_checkpoints:  # rank 0 runs on another machine, and has received the files by now
                 shutil.rmtree(checkpoint_dir, ignore_errors=True)

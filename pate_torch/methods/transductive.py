@@ -24,12 +24,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pate_torch.core import checks
+from pate_torch.core import checks, ranks
 from pate_torch.features import neighbors as graphs
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.partition import DatasetFacts
-from pate_torch.teachers import distributed
 
 _MAX_TAIL_WEIGHT = 1e-3
 """Total weight of the longer paths in the graph below which propagation stops."""
@@ -87,11 +86,11 @@ class TransductiveTeacherVotes(TeacherVotes):
 
     def _make_vote(self, inputs: MethodInputs, *, all_ranks: bool) -> Callable[[Tensor], Tensor]:
         feature_PD, facts = None, inputs.facts  # rank 0 computes the features for all ranks
-        if distributed.is_main():
+        if ranks.is_main():
             own_PD = self.learn_features(inputs)
             feature_PD = graphs.compute_coordinates(facts.pool.x, facts.spec) if own_PD is None else own_PD.cpu()
         if all_ranks or feature_PD is None:
-            feature_PD = distributed.broadcast_object(feature_PD)
+            feature_PD = ranks.broadcast_object(feature_PD)
         return self.build_vote(graphs.to_graph_device(feature_PD, inputs.device), inputs.search)
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:

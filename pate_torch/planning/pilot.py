@@ -21,7 +21,6 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import ReplaceOne, select
 from pate_torch.privacy.records import Dataset, MechanismContext
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.teachers.recipe import TrainingExecution
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
 
@@ -113,8 +112,7 @@ class Pilot:
             shards.index_KS[:, 0] = shards.index_KS[:, 0].roll(1)
         recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS))
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
-        execution = TrainingExecution(backend="vectorized")
-        ensemble = train(records, data.spec, shards, recipe, seed=self.seed, execution=execution, trunk=trunk)
+        ensemble = train(records, data.spec, shards, recipe, seed=self.seed, trunk=trunk)
         self._predictions[key] = ensemble.predict_proba(self.questions[0])
         return self._predictions[key]
 

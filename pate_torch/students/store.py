@@ -30,7 +30,6 @@ from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
-from pate_torch.features.encoding import import_optional
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
 from pate_torch.students.numpy_student import FORMAT, METADATA_KEY, find_student_file, read
@@ -163,7 +162,7 @@ def export(student: Student, path: Path | str) -> Path:
 
 def export_onnx(student: Student, path: Path | str) -> Path:
     """Export the student to an ONNX file at ``path``. Raise ValueError if the package onnx is not installed."""
-    onnx = import_optional("onnx", "onnx", "format", "onnx")
+    onnx = checks.import_optional("onnx", "onnx", "format", "onnx")
     make_node, types, helper = onnx.helper.make_node, onnx.TensorProto, onnx.helper
     program, example, facts = _make_program(student)
     options: dict[str, Any] = {"input_names": ["X"], "output_names": ["probabilities"], "opset_version": 18}

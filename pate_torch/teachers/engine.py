@@ -8,17 +8,18 @@ not depend on the chunk in which the teacher is trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import networks
+from pate_torch.core import checks
 from pate_torch.core.device import float32_precision, to_device
 from pate_torch.core.optimizers import Adam, Sgd
 from pate_torch.core.progress import do_nothing
@@ -61,9 +62,13 @@ class Chunk:
         return len(self.size_k)
 
     @property
-    def teachers(self) -> Sequence[int]:
+    def teachers(self) -> range:
         """Numbers of the teachers, which name their streams."""
         return range(self.first, self.first + len(self))
+
+
+ChunkSource = Callable[[range], Chunk]
+"""PRIVATE. Function that returns the records of some teachers."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,14 +81,30 @@ class TrainedChunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingTask:
-    """PRIVATE. All values that decide the teachers of one ensemble; ``training.train`` describes the attributes."""
+    """Public settings that decide, together with the records, the teachers of one ensemble.
 
-    private: PrivateRecords
+    Attributes:
+        network: Description of the network (``networks.describe``).
+        spec: Facts of the points that the networks take as input.
+        recipe: Recipe of the teachers.
+        seed: Seed of the initialization, batches and distortions of all teachers.
+        device: Device of the training.
+        launch_size: Number of teachers that are trained at once.
+        processor: Kind of processor of all workers, on which the last bits depend.
+    """
+
+    network: dict[str, Any]
     spec: DataSpec
-    shards: Shards
     recipe: TeacherRecipe
     seed: int
     device: torch.device
+    launch_size: int
+    processor: str
+
+    def plan_launches(self, group: range) -> list[range]:
+        """Return the teachers of each launch of a group."""
+        size = self.launch_size
+        return [range(first, min(first + size, group.stop)) for first in range(group.start, group.stop, size)]
 
 
 def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
@@ -234,6 +255,27 @@ def train_stacked(
         return stacked.forward(module, params, x.to(dtype))
 
     return train_params(forward, params, chunk, spec, recipe, seed, device, report_share)
+
+
+def train_launches(task: TrainingTask, chunk: Chunk, report_share: ShareCallback = do_nothing) -> dict[str, Tensor]:
+    """PRIVATE. Train a chunk in launches, and return parameters and learning curves, [k, ...] each, by name."""
+    parts = list[dict[str, Tensor]]()
+    for launch in task.plan_launches(chunk.teachers):
+        rows = slice(launch.start - chunk.first, launch.stop - chunk.first)
+        part = Chunk(launch.start, chunk.x_kS[rows], chunk.y_kS[rows], chunk.size_k[rows])
+
+        def report(share: float, first: int = rows.start, size: int = len(part)) -> None:
+            report_share((first + share * size) / len(chunk))
+
+        try:
+            result = train_stacked(part, task.spec, task.recipe, task.seed, task.device, report)
+        except torch.OutOfMemoryError as error:
+            problem = f"{len(part)} teachers at once do not fit into the memory of the GPU"
+            fix = "Lower executor.chunk or teacher.batch_size."
+            raise checks.error("executor.chunk", task.launch_size, problem, fix) from error
+        parts.append(result.params | result.curves)
+        report(1.0)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def fit_ridge(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe) -> TrainedChunk:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from pate_torch.core.device import Device, run_in_parallel, to_device
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import SoftVotes, Votes, count_bins, get_scores
-from pate_torch.teachers import distributed, stacked, voting
+from pate_torch.teachers import stacked, voting
 from pate_torch.teachers.recipe import Trunk
 
 CPU_TEACHERS, CPU_POINTS = 8, 64
@@ -54,22 +53,26 @@ class TeacherEnsemble:
 
     Attributes:
         network: Description of the network (``networks.describe``).
-        params: PRIVATE. Stacked parameters, [K, ...] each.
+        groups: PRIVATE. Stacked parameters of successive teachers, [k, ...] each, which may be maps of files.
         trained_K: Whether each teacher was trained, bool [K].
         spec: Facts of the points that the teachers label.
         trunk: Encoder of the features that the networks take as input. None if the input is the points.
     """
 
     network: dict[str, Any]
-    params: stacked.Parameters
+    groups: Sequence[stacked.Parameters]
     trained_K: Tensor
     spec: DataSpec
     trunk: Trunk | None = None
 
     def __post_init__(self) -> None:
-        shapes = {name: tuple(p.shape) for name, p in self.params.items()}
-        if shapes != {name: (len(self), *p.shape) for name, p in networks.rebuild(self.network).named_parameters()}:
-            raise ValueError(f"ensemble: parameters {shapes} do not fit {len(self)} networks {self.network['name']!r}")
+        shapes = {name: p.shape for name, p in networks.rebuild(self.network).named_parameters()}
+        sizes = [len(next(iter(group.values()))) for group in self.groups]
+        for size, group in zip(sizes, self.groups, strict=True):
+            if {name: p.shape for name, p in group.items()} != {name: (size, *shape) for name, shape in shapes.items()}:
+                raise ValueError(f"ensemble: parameters of {size} teachers do not fit {self.network['name']!r}")
+        if sum(sizes) != len(self):
+            raise ValueError(f"ensemble: parameters of {sum(sizes)} teachers do not fit {len(self)} teachers")
 
     def __len__(self) -> int:
         return len(self.trained_K)
@@ -77,10 +80,19 @@ class TeacherEnsemble:
     def __repr__(self) -> str:
         return f"TeacherEnsemble({len(self)} teachers, {self.network['name']}, content withheld)"
 
-    def select(self, teachers: slice) -> TeacherEnsemble:
-        """Return an ensemble of some of the teachers, without a copy."""
-        params = {name: p[teachers] for name, p in self.params.items()}
-        return dataclasses.replace(self, params=params, trained_K=self.trained_K[teachers])
+    @property
+    def params(self) -> stacked.Parameters:
+        """PRIVATE. Parameters of all teachers in memory, [K, ...] each."""
+        return {name: torch.cat([group[name] for group in self.groups]) for name in self.groups[0]}
+
+    def split_chunks(self, size: int) -> list[tuple[slice, stacked.Parameters]]:
+        """PRIVATE. Return the teachers of each group in chunks of ``size``, with their parameters, without a copy."""
+        chunks, start = list[tuple[slice, stacked.Parameters]](), 0
+        for group in self.groups:
+            for parts in zip(*(p.split(size) for p in group.values()), strict=True):
+                chunks.append((slice(start, start + len(parts[0])), dict(zip(group, parts, strict=True))))
+                start += len(parts[0])
+        return chunks
 
     def forward_batches(
         self, x: Tensor, on_logits: LogitsCallback, device: Device = "cpu", progress: Progress = do_nothing
@@ -94,25 +106,24 @@ class TeacherEnsemble:
         device, spec = torch.device(device), self.spec
         if self.trunk is not None:
             x, spec = self.trunk.compute_features(x, device), self.trunk.spec
-        module, dtype = networks.rebuild(self.network).to(device), next(iter(self.params.values())).dtype
+        module, dtype = networks.rebuild(self.network).to(device), next(iter(self.groups[0].values())).dtype
         on_cpu = device.type == "cpu"
         chunk_teachers, size = (CPU_TEACHERS, CPU_POINTS) if on_cpu else (GPU_TEACHERS, compute_gpu_points(spec))
 
-        def iterate_logits(rows: slice) -> Iterator[tuple[int, Tensor]]:
-            params = {name: to_device(p[rows], device) for name, p in self.params.items()}
+        def iterate_logits(chunk: stacked.Parameters) -> Iterator[tuple[int, Tensor]]:
+            params = {name: to_device(p, device) for name, p in chunk.items()}
             for start in range(0, len(x), size):
                 part = spec.normalize(to_device(x[start : start + size], device), dtype)
                 logits = stacked.forward(module, params, part.unsqueeze(1))
                 yield start, torch.where(logits.isfinite().all(2, keepdim=True), logits, 0.0)
 
         @torch.no_grad()
-        def evaluate_chunk(first: int, report: Progress) -> None:
-            rows = slice(first, min(first + chunk_teachers, len(self)))
-            on_logits(rows, iterate_logits(rows))
+        def evaluate_chunk(rows: slice, chunk: stacked.Parameters, report: Progress) -> None:
+            on_logits(rows, iterate_logits(chunk))
             report(rows.stop - rows.start, rows.stop - rows.start)
 
-        chunks = [functools.partial(evaluate_chunk, first) for first in range(0, len(self), chunk_teachers)]
-        run_in_parallel(chunks, device, progress)
+        jobs = [functools.partial(evaluate_chunk, *chunk) for chunk in self.split_chunks(chunk_teachers)]
+        run_in_parallel(jobs, device, progress)
 
     def predict(
         self, x: Tensor, device: Device = "cpu", progress: Progress = do_nothing, vote: VoteFunction | None = None
@@ -192,16 +203,3 @@ class TeacherEnsemble:
 
         self.forward_batches(x, count_scores, device, progress)
         return SoftVotes(histograms[0], histograms[1], len(self))
-
-
-def tally_over_ranks(ensemble: TeacherEnsemble, tally: Callable[[TeacherEnsemble], Tensor], num_points: int) -> Votes:
-    """PRIVATE. Return the votes of all teachers on every rank. Each rank calls ``tally`` for its share of the teachers.
-
-    ``tally`` counts the votes of an ensemble on ``num_points`` points, int32 [P, C].
-    """
-    ranks = distributed.get_world()
-    counts = torch.zeros(num_points, ensemble.network["num_classes"], dtype=torch.int32)
-    if ranks.rank < len(ensemble):
-        counts += tally(ensemble.select(slice(ranks.rank, None, ranks.size)))
-    distributed.add_over_ranks(counts)
-    return Votes(counts, len(ensemble))

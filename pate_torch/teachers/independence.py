@@ -13,11 +13,9 @@ import io
 import os
 import pickle
 import secrets
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -26,10 +24,9 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode, single_thread_mode
-from pate_torch.privacy.records import DataSpec
-from pate_torch.teachers.engine import Chunk, TrainingTask, gather_chunk, train_stacked
+from pate_torch.core.executors import ProcessPool
+from pate_torch.teachers.engine import Chunk, ChunkSource, TrainingTask, train_stacked
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
-from pate_torch.teachers.recipe import TeacherRecipe
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -73,41 +70,36 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     Raises:
         ValueError: The work cannot be unpickled in the new process, or fails.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-    package = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    process = subprocess.run(
-        [sys.executable, "-c", "from pate_torch.teachers import independence; independence.run_received_work()"],
-        input=pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments)),
-        capture_output=True,
-        env=environment,
-        check=False,
-    )
-    failure = f"exit code {process.returncode}", None
-    error, result = pickle.loads(process.stdout) if process.returncode == 0 else failure
+    with ProcessPool(1, "spawn", _isolate, torch.get_num_threads()) as pool:
+        try:
+            error, content = pool.submit(_do_work, work_bytes, pickle.dumps(arguments)).result()
+        except BrokenExecutor:
+            error, content = "the process ended", b""
     if error:
         fix = "Define the teacher in a module that any process can import, without objects that only this process has."
         raise checks.error("teacher", "your teacher", f"cannot be trained again in a fresh process ({error})", fix)
-    return result
+    return pickle.loads(content)
 
 
-def run_received_work() -> None:
-    """Do the work that comes from the standard input, and write the result to the standard output."""
-    with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # the work prints to the standard error, which is not shown
-        paths, threads = pickle.load(sys.stdin.buffer)
-        sys.path[:] = paths
-        torch.set_num_threads(threads)
-        work_bytes, arguments = pickle.load(sys.stdin.buffer)
-        try:
-            work = pickle.loads(work_bytes)
-        except Exception as error:  # raised before a record was unpickled, so the message is safe
-            out.write(pickle.dumps((f"{type(error).__name__}: {error}", None)))
-            return
-        try:
-            out.write(pickle.dumps((None, work(*arguments))))
-        except Exception as error:  # the message may quote a record
-            out.write(pickle.dumps((type(error).__name__, None)))
+def _isolate(num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    for variable in _RANK_VARIABLES:
+        os.environ.pop(variable, None)
+    with open(os.devnull, "w") as devnull:  # the work may print a record
+        os.dup2(devnull.fileno(), 1)
+        os.dup2(devnull.fileno(), 2)
+
+
+def _do_work(work_bytes: bytes, arguments_bytes: bytes) -> tuple[str, bytes]:
+    """Return an error that quotes no record, and the pickled result."""
+    try:
+        work = pickle.loads(work_bytes)
+    except Exception as error:  # raised before a record was unpickled, so the message is safe
+        return f"{type(error).__name__}: {error}", b""
+    try:
+        return "", pickle.dumps(work(*pickle.loads(arguments_bytes)))
+    except Exception as error:  # the message may quote a record
+        return type(error).__name__, b""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,26 +111,27 @@ class Trial:
     retraining: Retraining
 
     @classmethod
-    def draw(cls, ensemble: TeacherEnsemble, launches: Sequence[range], task: TrainingTask) -> Trial:
-        """Draw a teacher from these launches, but not the first one, because it was trained before all others."""
-        candidates = [(launch, teacher) for launch in launches for teacher in launch]
-        launch, teacher = draw_candidate(candidates[1:] or candidates)
-        row, own_chunk = teacher - launch.start, gather_chunk(task.private, task.shards, range(teacher, teacher + 1))
+    def draw(cls, ensemble: TeacherEnsemble, groups: list[range], task: TrainingTask, get_chunk: ChunkSource) -> Trial:
+        """Draw a teacher, but not the first one, because it was trained before all others."""
+        candidates = [(launch, k) for group in groups for launch in task.plan_launches(group) for k in launch]
+        launch, teacher = draw_candidate(candidates[1:])
+        row, own_chunk = teacher - launch.start, get_chunk(range(teacher, teacher + 1))
         own_tensors = own_chunk.x_kS, own_chunk.y_kS, own_chunk.size_k
         x_kS, y_kS, size_k = (value.new_zeros(len(launch), *value.shape[1:]) for value in own_tensors)
         x_kS[row], y_kS[row], size_k[:], size_k[row] = own_chunk.x_kS[0], own_chunk.y_kS[0], 1, own_chunk.size_k[0]
         chunk = Chunk(launch.start, x_kS, y_kS, size_k)
-        return cls(ensemble, teacher, Retraining(chunk, row, task.spec, task.recipe, task.seed, task.device))
+        return cls(ensemble, teacher, Retraining(chunk, row, task))
 
     def run(self, public_x: Tensor, device: torch.device) -> None:
         """Raise ValueError unless a second training gives the same parameters and probabilities on public points."""
-        place = self.teacher % CPU_TEACHERS
-        group = self.ensemble.select(slice(self.teacher - place, self.teacher - place + CPU_TEACHERS))
-        expected_bytes = _compute_bytes(group, place, public_x, device)
-        params = {name: torch.zeros_like(p) for name, p in group.params.items()}
-        blank_ensemble = dataclasses.replace(group, params=params, trained_K=torch.zeros_like(group.trained_K))
-        work = pickle.dumps(self.retraining)
-        if call_in_fresh_process(work, blank_ensemble, place, public_x) != expected_bytes:
+        chunks = self.ensemble.split_chunks(CPU_TEACHERS)
+        rows, params = next(chunk for chunk in chunks if self.teacher < chunk[0].stop)
+        trained_k, place = self.ensemble.trained_K[rows], self.teacher - rows.start
+        evaluated = dataclasses.replace(self.ensemble, groups=[params], trained_K=trained_k)
+        expected_bytes = _compute_bytes(evaluated, place, public_x, device)
+        blank_params = {name: torch.zeros_like(p) for name, p in params.items()}
+        blank = dataclasses.replace(evaluated, groups=[blank_params], trained_K=torch.zeros_like(trained_k))
+        if call_in_fresh_process(pickle.dumps(self.retraining), blank, place, public_x) != expected_bytes:
             raise dependence_error(len(self.ensemble))
 
 
@@ -151,23 +144,21 @@ class Retraining:
 
     chunk: Chunk
     row: int
-    spec: DataSpec
-    recipe: TeacherRecipe
-    seed: int
-    device: torch.device
+    task: TrainingTask
 
     def __call__(self, blank_ensemble: TeacherEnsemble, place: int, public_x: Tensor) -> bytes:
         """PRIVATE. Train the teacher, and return its parameters and probabilities as bytes."""
-        with deterministic_mode(self.device), single_thread_mode(self.device.type == "cpu"):
-            result = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
+        task, device = self.task, self.task.device
+        with deterministic_mode(device), single_thread_mode(device.type == "cpu"):
+            result = train_stacked(self.chunk, task.spec, task.recipe, task.seed, device)
         for name, value in result.params.items():
-            blank_ensemble.params[name][place] = value[self.row]
+            blank_ensemble.groups[0][name][place] = value[self.row]
         blank_ensemble.trained_K[place] = bool(self.chunk.size_k[self.row])
-        return _compute_bytes(blank_ensemble, place, public_x, self.device)
+        return _compute_bytes(blank_ensemble, place, public_x, device)
 
 
 def _compute_bytes(ensemble: TeacherEnsemble, place: int, public_x: Tensor, device: torch.device) -> bytes:
     with deterministic_mode(device), single_thread_mode(device.type == "cpu"):
         probability_PC = ensemble.predict_proba(public_x, device=device)[place]
-    tensors = [*(p[place] for p in ensemble.params.values()), probability_PC]
+    tensors = [*(p[place] for p in ensemble.groups[0].values()), probability_PC]
     return b"".join(value.contiguous().numpy().tobytes() for value in tensors)

@@ -24,7 +24,6 @@ from pate_torch.features.augmentation import Affine
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool, Shards
-from pate_torch.teachers import distributed
 
 DEFAULTS = {"steps": 900, "batch_size": 32, "learning_rate": 4e-3}
 LOGISTIC_DEFAULTS = {"steps": 60, "batch_size": 16, "learning_rate": 0.05}
@@ -203,36 +202,8 @@ class TeacherRecipe:
     def learn_trunk(
         self, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
     ) -> Trunk | None:
-        """Learn the trunk of ``start`` from the public points. Return None if ``start`` is None.
-
-        Rank 0 learns the trunk for all ranks, because the results of different machines differ in the last bits.
-        """
+        """Learn the trunk of ``start`` from the public points. Return None if ``start`` is None."""
         if self.start is None:
             return None
-        parts = None
-        if distributed.is_main():
-            progress = stages("Learning features from public points")
-            trunk = self.start.learn(pool.x, spec, seed=seed, device=device, progress=progress)
-            parts = trunk.to_facts(), trunk.get_state()
-        facts, state = distributed.broadcast_object(parts)
-        return Trunk.rebuild(facts, state, spec)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingExecution:
-    """Settings that decide how fast teachers are trained, but not which teachers, which are the same up to rounding.
-
-    Attributes:
-        backend: "processes" (worker processes on a CPU), "vectorized" (this process) or "auto" (the faster of both).
-        workers: Number of worker processes. None to use one for each core.
-        chunk: Number of teachers trained at once, at most 16 on a CPU. None to fit the network, batch and device.
-    """
-
-    backend: str = "auto"
-    workers: int | None = None
-    chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.one_of("execution.backend", self.backend, ("auto", "vectorized", "processes"))
-        checks.optional(checks.integer, "execution.workers", self.workers, low=1)
-        checks.optional(checks.integer, "execution.chunk", self.chunk, low=1)
+        progress = stages("Learning features from public points")
+        return self.start.learn(pool.x, spec, seed=seed, device=device, progress=progress)

@@ -1,6 +1,7 @@
 """PRIVATE. Store of trained teachers, which are used again, and of the records for which accounts were charged.
 
-    <root>/teachers/<id>/       ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
+    <root>/teachers/<id>/       group_<number>.safetensors  trunk.safetensors  manifest.json
+    <root>/teachers/<id>/votes/ <hash of the public pool>.safetensors
     <root>/teachers/accounts/   <account>.json (newest ledger entry)  <account>.safetensors (hashes of its records)
     <root>/teachers/aliases/    <id that a release shows>.json
     <root>/teachers/held_out/   <account>.json (rule of the units that are held out for tests)
@@ -21,15 +22,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pate_torch.core import checks, files
+from pate_torch.core import checks, files, ranks
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, make_hex_id, remove_partial_files, try_hold_lock
@@ -39,13 +41,17 @@ from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.privacy.unit_ids import compute_keyed_hash, make_content_ids
-from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import Trunk
 
+T = TypeVar("T")
+
 SCHEMA_VERSION = 1
 ID_PATTERN = re.compile(r"[0-9a-f]{16}")
-TRAINED_KEY, TRUNK_PREFIX, PARTIAL_PREFIX = "__trained__", "__trunk__.", ".partial-"
+TRAINED_KEY, PARTIAL_PREFIX = "__trained__", ".partial-"
+
+TRUNK_FILE = "trunk.safetensors"
+"""Name of the file of an ensemble's trunk."""
 
 LOCATION_KEY = "PATE_HOME"
 """Setting of the store's folder, for messages."""
@@ -270,16 +276,16 @@ class TeacherStore:
         """PRIVATE. Store an ensemble, whole or not at all, and return its new random id."""
         id_ = make_hex_id()
         temporary, trunk = self.folder / f".{id_}", ensemble.trunk
-        tensors = {name: value.contiguous() for name, value in ensemble.params.items()}
-        tensors[TRAINED_KEY] = ensemble.trained_K
-        if trunk is not None:
-            tensors |= {TRUNK_PREFIX + name: value for name, value in trunk.get_state().items()}
+        trained = ensemble.trained_K.split([len(next(iter(group.values()))) for group in ensemble.groups])
+        groups = enumerate(zip(ensemble.groups, trained, strict=True))
+        parts = {f"group_{number:06d}.safetensors": {**group, TRAINED_KEY: rows} for number, (group, rows) in groups}
+        parts |= {} if trunk is None else {TRUNK_FILE: trunk.get_state()}
         with self.lock():
             try:
                 create_private_folder(create_private_folder(temporary) / "votes")
-                file = temporary / "ensemble.safetensors"
-                save_file(tensors, file)
-                file.chmod(0o600)
+                for name, tensors in parts.items():
+                    save_file({key: value.contiguous() for key, value in tensors.items()}, temporary / name)
+                    (temporary / name).chmod(0o600)
                 manifest = asdict(identity) | {
                     "schema_version": SCHEMA_VERSION,
                     "id": id_,
@@ -288,7 +294,7 @@ class TeacherStore:
                     "spec": ensemble.spec.to_dict(),
                     "trunk": None if trunk is None else trunk.to_facts(),
                     "ledger_head": ledger_head,
-                    "sha256": files.compute_file_digest(file),
+                    "sha256": {name: files.compute_file_digest(temporary / name) for name in parts},
                 }
                 _write_json(temporary / "manifest.json", manifest)
                 temporary.rename(self.folder / id_)
@@ -304,13 +310,21 @@ class TeacherStore:
             ValueError: The id is malformed or unknown, or files are missing, damaged or altered.
         """
         manifest = self.load_manifest(name)
-        file = self.folder / manifest["id"] / "ensemble.safetensors"
-        if not file.is_file() or files.compute_file_digest(file) != manifest["sha256"]:
-            raise ValueError(f"teachers {name}: {file} is missing or was changed after it was saved")
-        tensors = read_tensors(file)
+        parts = dict[str, dict[str, Tensor]]()
+        for file_name, digest in manifest["sha256"].items():
+            file = self.folder / manifest["id"] / file_name
+            if not file.is_file() or files.compute_file_digest(file) != digest:
+                raise ValueError(f"teachers {name}: {file} is missing or was changed after it was saved")
+            parts[file_name] = read_tensors(file)
         try:
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
-            ensemble = _rebuild_ensemble(manifest, tensors)
+            spec, state = DataSpec.from_dict(manifest["spec"]), parts.pop(TRUNK_FILE, {})
+            trunk = None if manifest["trunk"] is None else Trunk.rebuild(manifest["trunk"], state, spec)
+            groups = [parts[name] for name in sorted(parts)]
+            trained_K = torch.cat([group.pop(TRAINED_KEY) for group in groups])
+            if len(trained_K) != manifest["num_teachers"]:
+                raise ValueError("the number of teachers does not fit")
+            ensemble = TeacherEnsemble(manifest["network"], groups, trained_K, spec, trunk)
         except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"teachers {name}: manifest and parameters do not fit: {error}") from error
         return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
@@ -335,8 +349,9 @@ class TeacherStore:
             raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
         if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
-        keys = {field.name for field in fields(Identity)} | {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
-        if not keys <= manifest.keys() or manifest["id"] != folder.name:
+        keys = {field.name for field in fields(Identity)}
+        keys |= {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
+        if not keys <= manifest.keys() or manifest["id"] != folder.name or not isinstance(manifest["sha256"], dict):
             raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
         return manifest
 
@@ -548,41 +563,29 @@ class EnsembleFinder:
         return stored_teachers
 
     def find_or_train(
-        self, train: Callable[[Path], TeacherEnsemble], check_budget: Callable[[], None]
-    ) -> tuple[StoredEnsemble, bool]:
-        """PRIVATE. Load the ensemble, or train and store it. Return it, and whether it is new.
+        self, train: Callable[[Path], tuple[TeacherEnsemble, T]], check_budget: Callable[[], None]
+    ) -> tuple[StoredEnsemble, T | None]:
+        """PRIVATE. Load the ensemble, or train and store it. Return it, and the votes that came with the training.
 
         If another process trains the same teachers, this process waits, and trains them itself if the other one fails.
         ``train`` receives the folder of checkpoints. ``check_budget`` raises ValueError if the account does not admit
         the charges of the run.
         """
         if (stored_teachers := self.find()) is not None:
-            return stored_teachers, False
+            return stored_teachers, None
         assert self.ledger is not None
         check_budget()  # training may take hours
         with self.store.lock_training(
             self.identity, lambda holder: self.print_message(f"Waiting for {holder}, which trains the same teachers.")
         ) as checkpoints:
             if (stored_teachers := self.find()) is not None:  # the other process has trained them
-                return stored_teachers, False
+                return stored_teachers, None
             check_budget()  # another process may have charged the account during the wait
-            distributed.broadcast_object(distributed.TRAIN)
-            ensemble = train(checkpoints)
-            head = self.ledger.get_head()
-            teachers_id = self.store.save(ensemble, self.identity, head)
+            ranks.broadcast_object(True)  # the other ranks train
+            ensemble, votes = train(checkpoints)
+            teachers_id = self.store.save(ensemble, self.identity, self.ledger.get_head())
             shutil.rmtree(checkpoints, ignore_errors=True)
-        return StoredEnsemble(id=teachers_id, ensemble=ensemble, identity=self.identity, ledger_head=head), True
-
-
-def _rebuild_ensemble(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> TeacherEnsemble:
-    """Make the ensemble of stored tensors. Raises one of several errors if the tensors do not fit the manifest."""
-    spec, facts, trained_K = DataSpec.from_dict(manifest["spec"]), manifest["trunk"], tensors.pop(TRAINED_KEY)
-    trunk_names = [name for name in tensors if name.startswith(TRUNK_PREFIX)]
-    state = {name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in trunk_names}
-    trunk = None if facts is None else Trunk.rebuild(facts, state, spec)
-    if len(trained_K) != manifest["num_teachers"]:
-        raise ValueError("the number of teachers does not fit")
-    return TeacherEnsemble(manifest["network"], tensors, trained_K, spec, trunk)
+        return self.load(teachers_id), votes
 
 
 def _write_json(path: Path, facts: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 
 from pate_torch import PATE, Network, load_student
 from pate_torch.accounting import gdp
+from pate_torch.core.executors import Workers
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
@@ -25,7 +26,7 @@ from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.base import Margin
 from pate_torch.students.training import Supervised
 from pate_torch.teachers import engine
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.recipe import TeacherRecipe
 from tests.worlds import clouds
 
 DELTA = 1e-4
@@ -130,13 +131,13 @@ def test_every_call_is_charged_in_one_account_and_shows_an_id_of_its_own(make, t
 
 def test_teachers_of_another_execution_are_found_again(make, monkeypatch):
     """They are the same up to rounding, so no release and no account tells how they were executed."""
-    first = make(execution=TrainingExecution(backend="vectorized", chunk=3)).fit_teachers(X, Y)
+    first = make(executor=Workers(workers=1, chunk=3)).fit_teachers(X, Y)
     monkeypatch.setattr(engine, "train_params", lambda *_: pytest.fail("trained again"))
-    other = make(execution=TrainingExecution(backend="processes", workers=2)).fit_teachers(X, Y)
+    other = make(executor=Workers(workers=2)).fit_teachers(X, Y)
     assert first._stored_teachers.id == other._stored_teachers.id
     other.label(POOL, num_queries=5)
     texts = [file.read_text() for file in make().home.rglob("*.json*")]
-    assert texts and not any(word in text for text in texts for word in ("vectorized", "execution", "chunk"))
+    assert texts and not any(word in text for text in texts for word in ("workers", "executor", "chunk"))
 
 
 @pytest.mark.parametrize("teacher", [RECIPE, LogisticRegression()], ids=["recipe", "sklearn"])
@@ -149,8 +150,8 @@ def test_verbose_shows_the_stages_on_standard_error_alone(make, teacher, capsys)
     assert capsys.readouterr() == ("", "")
     with pytest.raises(ValueError, match=r"verbose=3: must be true or false"):
         make(verbose=3)
-    with pytest.raises(ValueError, match=r"execution='processes': must be a TrainingExecution"):
-        make(execution="processes")
+    with pytest.raises(ValueError, match=r"executor='processes': must be workers of"):
+        make(executor="processes")
 
 
 def test_past_the_cap_nothing_is_drawn(make, monkeypatch):

@@ -160,7 +160,7 @@ def test_unfinished_files_of_a_new_ledger_are_removed_an_hour_later(tmp_path):
 def write_partial_checkpoints(store, letter, age):
     folder = store.folder / f".partial-{letter * 16}"
     folder.mkdir(parents=True)
-    names = ("chunk_00000.safetensors", ".chunk_00001.safetensors.0123456789ab", ".tmpAbC123")
+    names = ("teachers_00000.safetensors", ".teachers_00001.safetensors.0123456789ab", ".tmpAbC123")
     for path in (*(folder / name for name in names), folder):
         path.touch()
         os.utime(path, (time.time() - age,) * 2)
@@ -175,7 +175,7 @@ def test_abandoned_checkpoints_are_removed_and_those_of_the_living_are_not(tmp_p
     with hold_lock(living.with_name(f"{living.name}.lock"), "place", on_wait=refuse):
         store.sweep()
         assert len(list(living.iterdir())) == 3
-    assert [path.name for path in fresh.iterdir()] == ["chunk_00000.safetensors"] and not old.exists()
+    assert [path.name for path in fresh.iterdir()] == ["teachers_00000.safetensors"] and not old.exists()
     assert not list(store.folder.glob(".*lock"))
 
 
@@ -183,7 +183,7 @@ def test_unfinished_files_of_the_store_are_removed(tmp_path):
     store = TeacherStore(tmp_path)
     store.record_charge("digits", None, "0" * 64)
     key = store.compute_keyed_digest(b"x")
-    unfinished = (".bbbbbbbbbbbbbbbb/ensemble.safetensors", ".bbbbbbbbbbbbbbbb/votes/.tmpAbC123",
+    unfinished = (".bbbbbbbbbbbbbbbb/group_000000.safetensors", ".bbbbbbbbbbbbbbbb/votes/.tmpAbC123",
                   "aaaaaaaaaaaaaaaa/votes/.tmpAbC123", "aaaaaaaaaaaaaaaa/.manifest.json.0123456789ab",
                   ".fingerprint_key.0123456789ab")  # fmt: skip
     for name in unfinished:

@@ -16,7 +16,7 @@ KEYS = """
     seed data_root num_teachers num_queries teachers labels votes noise insecure_noise_seed baseline quiet paths.root
     dataset.path dataset.download mechanism.sigma mechanism.screen_sigma mechanism.threshold
     privacy.delta privacy.budget_epsilon privacy.opening_budget
-    execution.backend execution.workers execution.chunk
+    executor.workers executor.chunk executor.folder
 """
 COMMANDS = [
     *("train.py --help", "pate audit --help", "pate plan --help", "pate label --help"),
@@ -69,7 +69,7 @@ def test_files_lie_where_they_are_looked_for(home):
     (run,) = home.glob("runs/digits/gaussian/*")
     assert [name for name in RUN.split() if not (run / name).exists()] == []
     (manifest,) = home.glob("teachers/*/manifest.json")
-    assert {"ensemble.safetensors", "votes"} <= {path.name for path in manifest.parent.iterdir()}
+    assert {"group_000000.safetensors", "votes"} <= {path.name for path in manifest.parent.iterdir()}
     assert (home / "ledger.sqlite").exists()
     for private in (home / "teachers", manifest.parent, run / "private"):
         assert private.stat().st_mode & 0o777 == 0o700 and list(private.glob("README*")), private

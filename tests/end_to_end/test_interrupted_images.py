@@ -64,7 +64,7 @@ def start(words: list[str], folder: Path) -> subprocess.Popen:
 def wait_for_checkpoint(home: Path, process: subprocess.Popen) -> None:
     """Return as soon as one group of teachers is finished."""
     begin = time.monotonic()
-    while not list(home.glob("teachers/.partial-*/chunk_*.safetensors")):
+    while not list(home.glob("teachers/.partial-*/teachers_*.safetensors")):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() - begin < LONGEST_SECONDS
         time.sleep(0.01)
@@ -85,9 +85,9 @@ def test_the_same_command_goes_on_with_the_finished_teachers_and_charges_once(na
     assert "interrupted: nothing was charged to account 'squares'. Repeat the same c" in told
     account = find_account(home, "squares")
     assert account is None or not account.charges
-    assert not list(home.glob("teachers/*/ensemble.safetensors"))
+    assert not list(home.glob("teachers/*/group_000000.safetensors"))
 
-    finished = sorted(home.glob("teachers/.partial-*/chunk_*.safetensors"))
+    finished = sorted(home.glob("teachers/.partial-*/teachers_*.safetensors"))
     assert 1 <= len(finished) < 4  # groups of 16 teachers; training had not ended
     teachers_by_file = {file: int(file.name.split("_")[1]) for file in finished}
     for file in finished:
@@ -99,8 +99,8 @@ def test_the_same_command_goes_on_with_the_finished_teachers_and_charges_once(na
     with start(PROGRAMS[name], tmp_path) as process:
         told = process.communicate(timeout=LONGEST_SECONDS)[0]
     assert process.returncode == 0, told
-    (ensemble,) = home.glob("teachers/*/ensemble.safetensors")
-    is_marked_K = (load_file(ensemble)[bias] == MARK).all(1)
+    groups = sorted(home.glob("teachers/*/group_*.safetensors"))
+    is_marked_K = torch.cat([(load_file(group)[bias] == MARK).all(1) for group in groups])
     assert torch.nonzero(is_marked_K).flatten().tolist() == [first + 3 for first in teachers_by_file.values()]
     account = find_account(home, "squares")
     assert len(account.charges) == 1 and next(iter(account.charges.values())).is_committed

@@ -225,7 +225,7 @@ def test_a_run_leaves_what_is_pinned(case, tmp_path, monkeypatch, entropy, pinne
 
 def behind(home: Path, folder: Path) -> dict:
     """PRIVATE. Votes and teachers of a run, and its weights to the last bit."""
-    (teachers,) = home.glob("teachers/*/ensemble.safetensors")
+    (teachers,) = home.glob("teachers/*/group_000000.safetensors")
     return {
         "votes": load_file(folder / "private/votes.safetensors")["counts_QC"].tolist(),
         "weights": {key: some(value) for key, value in sorted(load_file(teachers).items())},

@@ -18,7 +18,7 @@ from tests.command_runs import train
 SIZES = {"train": 700, "extra": 600, "test": 497}
 BASE = [
     *("dataset=svhn", "dataset.private=1300", "dataset.public=250", "dataset.test=247", "num_teachers=20"),
-    *("teacher=logistic", "teacher.batch_size=16", "execution.backend=vectorized", "baseline=false", "quiet=true"),
+    *("teacher=logistic", "teacher.batch_size=16", "executor.workers=1", "baseline=false", "quiet=true"),
     *("student=supervised", "student.network=logistic", "student.augment=null", "student.steps=60"),
     *("guide_student.network=logistic", "guide_student.augment=null", "guide_student.steps=3"),
     *("query=random", "num_queries=100", "privacy.opening_budget=300", "membership=none"),
@@ -74,11 +74,11 @@ def test_both_mechanisms_reuse_a_second_student_and_tensorboard(files, tmp_path,
     events = EventAccumulator(str(folder / "private" / "tensorboard")).Reload().Tags()
     assert {"teachers/loss", "votes/gap"} <= set(events["histograms"]) and "votes/answered_share" in events["scalars"]
 
-    (ensemble,) = home.glob("teachers/*/ensemble.safetensors")
+    (ensemble,) = home.glob("teachers/*/group_000000.safetensors")
     trained_at = ensemble.stat().st_mtime_ns
     reuse = f"teachers={gaussian['teachers_id']}"
     _, sparse = run(reuse, "mechanism=sparse_vector", "mechanism.epsilon=100", "mechanism.max_failures=1")
-    assert list(home.glob("teachers/*/ensemble.safetensors")) == [ensemble]
+    assert list(home.glob("teachers/*/group_000000.safetensors")) == [ensemble]
     assert ensemble.stat().st_mtime_ns == trained_at  # no teacher was trained again
     assert sparse["mechanism"] == "sparse_vector" and sparse["queries_answered"] > 0
     # Both are on one account. Its delta is that of one release, so its epsilon may be a little above the sum of both.

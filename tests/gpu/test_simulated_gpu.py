@@ -5,8 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pate_torch.core import executors
 from pate_torch.core.device import deterministic_mode
-from pate_torch.teachers import stacked, workers
+from pate_torch.teachers import stacked
 from pate_torch.teachers.training import train
 from tests.gpu.simulated_gpu import CUDA, PlacementError, simulate_gpu
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
@@ -90,10 +91,10 @@ def test_memory_is_counted_for_as_long_as_it_is_held():
 
 
 def test_torch_is_restored_when_the_simulation_ends():
-    facts = [torch.cuda.is_available, torch.cuda.device_count, torch.accelerator.is_available, workers.can_fork]
+    facts = [torch.cuda.is_available, torch.cuda.device_count, torch.accelerator.is_available, executors.can_fork]
     before, generator = [fact() for fact in facts], torch.Generator
     with simulate_gpu():
-        assert torch.cuda.is_available() and not workers.can_fork()
+        assert torch.cuda.is_available() and not executors.can_fork()
         assert isinstance(torch.Generator(), torch.Generator)
     assert [fact() for fact in facts] == before and torch.Generator is generator
     assert torch.zeros(3).add(1).tolist() == [1, 1, 1]

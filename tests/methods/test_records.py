@@ -157,7 +157,7 @@ def test_two_rounds_cost_four_sums_or_two_tables_and_the_statement_says_how(run)
         assert (words in page) is is_said, words
     with Ledger(run.home / "ledger.sqlite", create=False) as ledger:
         assert ledger.get_account("digits").guarantee.epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
-    assert not list((run.home / "teachers").glob("*/ensemble.safetensors"))
+    assert not list((run.home / "teachers").glob("*/group_000000.safetensors"))
 
 
 @pytest.mark.slow(reason="whole runs")

@@ -51,7 +51,7 @@ RECORDS = ("form", "unit", "partition", "noise", "method", "features", "encoder"
 
 PLAIN = {"encoder": "none", "selection": "none", "private_epsilon": "none", "membership": "none", "teacher": "logistic",
          "query": "random", "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
-         "route": "train", "classes": "3", "class_counts": "none", "execution": "standard"}  # fmt: skip
+         "route": "train", "classes": "3", "class_counts": "none", "executor": "processes"}  # fmt: skip
 
 
 def space() -> dict[str, Sequence[str]]:

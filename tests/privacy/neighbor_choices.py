@@ -63,7 +63,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Selection": {"validation": 0.3},
     "PrivateEpsilon": {"allow_net_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
-    "TrainingExecution": {"workers": 1, "chunk": 2},
+    "Workers": {"workers": 1, "chunk": 2},
     "Logistic": {"ridge": 1.0},  # no cross-validation
     "Encoder": {"module": Shape()},
     "DPSGD": {"network": "logistic", "noise_multiplier": 1.0},

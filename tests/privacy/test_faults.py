@@ -56,7 +56,7 @@ def ended(*children) -> list[int]:
 def learnt(home: Path) -> dict[str, torch.Tensor]:
     """What no noise has touched: the teachers' weights and their votes."""
     (manifest,) = home.glob("teachers/[0-9a-f]*/manifest.json")  # a killed save may leave a hidden folder
-    tensors = load_file(manifest.parent / "ensemble.safetensors")
+    tensors = load_file(manifest.parent / "group_000000.safetensors")
     (votes,) = (manifest.parent / "votes").glob("*.safetensors")
     return {**tensors, **load_file(votes)}
 
@@ -507,7 +507,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("damage", TENSORS)
 def test_damaged_teachers_are_refused(damage, teachers):
-    TENSORS[damage](teachers / "ensemble.safetensors")
+    TENSORS[damage](teachers / "group_000000.safetensors")
     teachers_refused(teachers, f"teachers {teachers.name}")
 
 
@@ -555,7 +555,7 @@ def test_an_edited_or_damaged_manifest_is_refused(changes, words, teachers):
 def test_the_manifest_of_another_ensemble_is_refused(home, teachers):
     pipeline.run(plan(home, "other", num_teachers=6))
     (other,) = {file.parent.name for file in home.glob("teachers/*/manifest.json")} - {teachers.name}
-    for name in ("manifest.json", "ensemble.safetensors"):
+    for name in ("manifest.json", "group_000000.safetensors"):
         shutil.copy(home / "teachers" / other / name, teachers / name)
         teachers_refused(teachers, "not this ensemble's manifest")
 

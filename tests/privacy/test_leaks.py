@@ -79,7 +79,7 @@ def private_bytes(home: Path) -> dict[str, bytes]:
     for file in home.glob("teachers/accounts/*.safetensors"):
         for name, values in numpy_file(file).items():
             found[f"{name} of an account"] = values.tobytes()
-    for file in home.glob("teachers/*/ensemble.safetensors"):
+    for file in home.glob("teachers/*/group_*.safetensors"):
         for name, tensor in load_file(file).items():
             for teacher, row in enumerate(tensor if name != "__trained__" else ()):
                 if row.abs().sum() > 0:
@@ -137,7 +137,7 @@ def write_tables(folder: Path) -> None:
 
 OPTIONS = [
     *("dataset=csv", "dataset.name=people", "dataset.group=person", "dataset.classes=[x,y,z]", "num_teachers=7"),
-    *("num_queries=13", "query=random", "mechanism.sigma=3", "teacher.steps=20", "execution.backend=vectorized"),
+    *("num_queries=13", "query=random", "mechanism.sigma=3", "teacher.steps=20", "executor.workers=1"),
     *("student=supervised", "student.network=logistic", "student.steps=20", "guide_student.network=logistic"),
     *("privacy.opening_budget=80", "privacy.delta=1e-3"),
 ]
@@ -171,7 +171,7 @@ def public_files(home: Path) -> list[Path]:
 def test_the_markers_are_in_the_private_files(told):
     """The run did read the marked records; otherwise nothing would be shown by not finding them."""
     home, _ = told
-    (ensemble,) = home.glob("teachers/*/ensemble.safetensors")
+    (ensemble,) = home.glob("teachers/*/group_000000.safetensors")
     weights = load_file(ensemble)
     assert weights["1.weight"].abs().sum(dim=(1, 2)).gt(0).all()
     assert len(private_bytes(home)) > 20
@@ -234,7 +234,7 @@ def test_a_message_about_a_bad_record_does_not_repeat_it(tmp_path, monkeypatch, 
 
 
 def weights(home: Path) -> dict[str, torch.Tensor]:
-    return load_file(next(home.glob("teachers/[0-9a-f]*/ensemble.safetensors")))
+    return load_file(next(home.glob("teachers/[0-9a-f]*/group_000000.safetensors")))
 
 
 REMOVED = [(AddRemove(), "removed"), (AddRemove(capacity=20), "removed")]
@@ -434,7 +434,7 @@ def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, 
 
 ONE_FILE = [
     *("dataset=csv", "dataset.name=split", "num_teachers=7", "query=random", "mechanism.sigma=9", "teacher.steps=20"),
-    *("recommended.queries=500", "execution.backend=vectorized", "student=supervised", "student.network=logistic"),
+    *("recommended.queries=500", "executor.workers=1", "student=supervised", "student.network=logistic"),
     *("student.steps=20", "privacy.opening_budget=80", "baseline=false", "dataset.fractions=[0.6,0.2,0.2]"),
     *("dataset.publish_split=true", "dataset.missing=drop", "membership=none"),
 ]

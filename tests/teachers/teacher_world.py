@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 import torch
 
+from pate_torch.core.executors import Workers
 from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.teachers.recipe import TeacherRecipe, TrainingExecution
+from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Identity, TeacherStore
 
 
@@ -48,9 +50,9 @@ def recipe(**changes: object) -> TeacherRecipe:
     return TeacherRecipe(**(base | changes))  # type: ignore[arg-type]
 
 
-def execution(**changes: object) -> TrainingExecution:
+def processes(workers: int = 1, chunk: int = 3) -> Workers:
     """Three teachers at once, in this process."""
-    return TrainingExecution(**({"backend": "vectorized", "chunk": 3, "workers": 1} | changes))  # type: ignore[arg-type]
+    return Workers(workers=workers, chunk=chunk)
 
 
 def identity_of(store: TeacherStore, private: PrivateRecords, **changes: object) -> Identity:
@@ -65,3 +67,9 @@ def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> set[int
     assert a.keys() == b.keys()
     teachers = len(next(iter(a.values())))
     return {k for k in range(teachers) for name in a if not torch.equal(a[name][k], b[name][k])}
+
+
+def select(ensemble: TeacherEnsemble, teachers: slice) -> TeacherEnsemble:
+    """An ensemble of some of the teachers."""
+    params = {name: p[teachers] for name, p in ensemble.params.items()}
+    return dataclasses.replace(ensemble, groups=[params], trained_K=ensemble.trained_K[teachers])

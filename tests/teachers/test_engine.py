@@ -78,7 +78,7 @@ def test_the_loop_and_the_stacked_engine_cast_the_same_votes_and_are_right_on_ea
     assert (prediction == fresh.y).float().mean() > 0.95
     if dtype == "float32":
         loop = train_loop(gather_chunk(private, shards, range(4)), spec(), settings, 0, CPU).params
-        assert (dataclasses.replace(batched, params=loop).predict(fresh.x) == prediction).float().mean() >= 0.999
+        assert (dataclasses.replace(batched, groups=[loop]).predict(fresh.x) == prediction).float().mean() >= 0.999
 
 
 def test_batches_are_permutations_of_the_own_shard():

@@ -44,17 +44,17 @@ def test_threads_give_the_same_predictions_and_are_left_as_they_were(ensemble):
 def test_a_diverged_teacher_still_votes_once(ensemble):
     params = {name: p.clone() for name, p in ensemble.params.items()}
     next(iter(params.values()))[1] = float("nan")
-    diverged = TeacherEnsemble(ensemble.network, params, ensemble.trained_K, spec())
+    diverged = TeacherEnsemble(ensemble.network, [params], ensemble.trained_K, spec())
     assert not diverged.predict(X)[1].any()
     assert torch.equal(diverged.count_votes(X).counts_QC.sum(1).long(), torch.full((50,), 24))
-    untrained = TeacherEnsemble(ensemble.network, ensemble.params, torch.zeros(24, dtype=torch.bool), spec())
+    untrained = TeacherEnsemble(ensemble.network, [ensemble.params], torch.zeros(24, dtype=torch.bool), spec())
     assert untrained.predict_proba(X)[..., 0].eq(1).all()
 
 
 @pytest.mark.parametrize("bins", [2, 7])
 def test_probabilities_are_counted_in_parts_as_all_at_once(ensemble, bins, monkeypatch):
     trained_K = torch.arange(24) != 5
-    ensemble = TeacherEnsemble(ensemble.network, ensemble.params, trained_K, spec())
+    ensemble = TeacherEnsemble(ensemble.network, [ensemble.params], trained_K, spec())
     whole = SoftVotes.from_probabilities(ensemble.predict_proba(X), bins)  # the slow twin, [K, Q, C] at once
     sizes, count_bins = [], ensemble_module.count_bins
     spy = lambda scores, bins: (sizes.append(scores.shape), count_bins(scores, bins))[1]  # noqa: E731

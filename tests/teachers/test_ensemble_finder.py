@@ -18,14 +18,14 @@ def finder(tmp_path):
 
 
 def train_two(folder):
-    return train(records(8), spec(), even_shards(2, 4), recipe(), seed=0, checkpoint_dir=folder)
+    return train(records(8), spec(), even_shards(2, 4), recipe(), seed=0, folder=folder), 7
 
 
 def test_teachers_are_trained_once(finder):
     asked = []
-    stored, is_new = finder.find_or_train(train_two, lambda: asked.append(1))
-    again, is_again_new = finder.find_or_train(lambda _: pytest.fail("trained again"), asked.clear)
-    assert is_new and not is_again_new and again.id == stored.id
+    stored, votes = finder.find_or_train(train_two, lambda: asked.append(1))
+    again, no_votes = finder.find_or_train(lambda _: pytest.fail("trained again"), asked.clear)
+    assert votes == 7 and no_votes is None and again.id == stored.id
     assert len(asked) == 2  # before the training, and before the wait for others; not for teachers that are there
     assert not list(finder.store.folder.glob(".partial-*[!k]")), "checkpoints are left"
 

@@ -6,18 +6,19 @@ import torchvision
 
 from pate_torch.teachers import engine, independence, stacked
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import execution, recipe, records, shards_of, spec
+from tests.teachers.teacher_world import processes, recipe, records, shards_of, spec
 
 ROWS = [[0], [1, 2], list(range(3, 40)), [], list(range(40, 60)), [60], list(range(61, 70)), [], list(range(70, 90))]
-CPU, IN_THREES = torch.device("cpu"), execution()
+CPU, IN_THREES = torch.device("cpu"), processes()
 OPTIONS = {"lean_cnn": {"channels": [4, 8], "hidden": 16}}
 
 
-def trial_of(teacher, monkeypatch, execution=IN_THREES, **changes):
+def trial_of(teacher, monkeypatch, executor=IN_THREES, folder=None, **changes):
     """The trial of this teacher of a new ensemble."""
     tried, settings = [], recipe(steps=8, **changes)
     monkeypatch.setattr(independence, "draw_candidate", lambda pairs: next(p for p in pairs if p[1] == teacher))
-    train(records(90), spec(), shards_of(ROWS), settings, seed=0, execution=execution, on_trial=tried.append)
+    options = {"executor": executor, "folder": folder, "on_trial": tried.append}
+    train(records(90), spec(), shards_of(ROWS), settings, seed=0, **options)
     (trial,) = tried
     return trial
 
@@ -31,12 +32,12 @@ def test_an_honest_teacher_comes_out_bit_for_bit(network, teacher, monkeypatch):
 
 
 @pytest.mark.fresh_process
-def test_a_fresh_process_has_the_records_of_the_teacher_and_nothing_that_is_planted_here(monkeypatch):
-    trial_of(4, monkeypatch, execution(backend="processes", workers=2)).run(records(20, seed=1).x, CPU)
+def test_a_fresh_process_has_the_records_of_the_teacher_and_nothing_that_is_planted_here(monkeypatch, tmp_path):
+    trial_of(4, monkeypatch, processes(workers=2), tmp_path).run(records(20, seed=1).x, CPU)
     plain = engine._compute_losses
     monkeypatch.setattr(engine, "_compute_losses", lambda *given: 2 * plain(*given))
     with pytest.raises(ValueError, match="came out different"):
-        trial_of(2, monkeypatch, execution(chunk=1)).run(records(20, seed=1).x, CPU)
+        trial_of(2, monkeypatch, processes(chunk=1)).run(records(20, seed=1).x, CPU)
 
 
 @pytest.mark.parametrize("teacher", [1, 4])
@@ -51,7 +52,7 @@ def test_a_leak_between_the_slots_of_a_launch_is_refused(teacher, monkeypatch):
     trial = trial_of(teacher, monkeypatch)
     with pytest.raises(ValueError, match=r"1 of 9 teachers.*came out different"):
         trial.run(records(20, seed=1).x, CPU)
-    trial_of(teacher, monkeypatch, execution(chunk=1)).run(records(20, seed=1).x, CPU)  # nobody stands beside it
+    trial_of(teacher, monkeypatch, processes(chunk=1)).run(records(20, seed=1).x, CPU)  # nobody stands beside it
 
 
 def test_a_leak_between_teachers_that_are_asked_together_is_refused(monkeypatch):
@@ -71,7 +72,7 @@ def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monk
     monkeypatch.setattr(independence, "draw_candidate", lambda pairs: drawn.append(list(pairs)) or pairs[3])
     trials = []
     private = records(90)
-    train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, execution=IN_THREES, on_trial=trials.append)
+    train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, executor=IN_THREES, on_trial=trials.append)
     assert [teacher for _, teacher in drawn[0]] == list(range(1, len(ROWS)))
     chunk = trials[0].retraining.chunk
     assert chunk.teachers == range(3, 6) and trials[0].retraining.row == 1 and chunk.size_k.tolist() == [1, 20, 1]

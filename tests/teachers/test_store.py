@@ -19,7 +19,7 @@ from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import store as store_module
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import differing, identity_of, recipe, records, shards_of, spec
+from tests.teachers.teacher_world import differing, identity_of, recipe, records, select, shards_of, spec
 
 PRIVATE = records(20)
 
@@ -109,7 +109,7 @@ def test_votes_are_counted_once(store, name, ensemble):
 def test_votes_of_other_teachers_or_points_are_refused_and_not_stored(store, name, ensemble):
     for count in (
         lambda: ensemble.count_votes(PRIVATE.x[:4]),
-        lambda: ensemble.select(slice(0, 2)).count_votes(PRIVATE.x),
+        lambda: select(ensemble, slice(0, 2)).count_votes(PRIVATE.x),
     ):
         with pytest.raises(ValueError, match="not this ensemble's votes"):
             store.get_or_count_votes(name, PRIVATE.x, count)
@@ -130,9 +130,9 @@ def test_ids_cannot_be_paths(store, bad):
 
 
 def flip_bit(folder):
-    data = bytearray((folder / "ensemble.safetensors").read_bytes())
+    data = bytearray((folder / "group_000000.safetensors").read_bytes())
     data[-1] ^= 1
-    (folder / "ensemble.safetensors").write_bytes(bytes(data))
+    (folder / "group_000000.safetensors").write_bytes(bytes(data))
 
 
 def rewrite(folder, **changes):
@@ -142,20 +142,20 @@ def rewrite(folder, **changes):
 
 def resign(folder, data):
     """Replace the file of tensors, under a matching checksum."""
-    file = folder / "ensemble.safetensors"
+    file = folder / "group_000000.safetensors"
     file.write_bytes(data) if isinstance(data, bytes) else save_file(data, file)
-    rewrite(folder, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    rewrite(folder, sha256={file.name: hashlib.sha256(file.read_bytes()).hexdigest()})
 
 
 def drop_a_teacher(folder):
-    resign(folder, {k: v[:2] for k, v in load_file(folder / "ensemble.safetensors").items()})
+    resign(folder, {k: v[:2] for k, v in load_file(folder / "group_000000.safetensors").items()})
 
 
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
         (flip_bit, "changed after it was saved"),
-        (lambda f: (f / "ensemble.safetensors").unlink(), "missing or was changed"),
+        (lambda f: (f / "group_000000.safetensors").unlink(), "missing or was changed"),
         (lambda f: resign(f, pickle.dumps({"weights": [1, 2, 3]})), "not a safetensors file"),
         (lambda f: (f / "manifest.json").write_text("{"), "damaged"),
         (lambda f: (f / "manifest.json").write_text("[]"), "schema version"),

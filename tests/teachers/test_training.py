@@ -14,7 +14,7 @@ from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import engine, ensemble, training
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import differing, even_shards, execution, recipe, records, shards_of, spec
+from tests.teachers.teacher_world import differing, even_shards, processes, recipe, records, shards_of, spec
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -30,12 +30,12 @@ def replace(private, i):
     return PrivateRecords.from_rows(x, y, private.unit_id)
 
 
-@pytest.mark.parametrize("backend", ["vectorized", "processes"])
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("partition,change", [(ReplaceOne(), replace), (AddRemove(), remove)])
-def test_one_record_changes_one_teacher_and_no_bit_of_the_others(backend, partition, change):
+def test_one_record_changes_one_teacher_and_no_bit_of_the_others(workers, partition, change, tmp_path):
     private = records(70)
     owner = int((partition.make_shards(private, 7, seed=1).index_KS == 23).any(1).nonzero())
-    settings = {"seed": 3, "execution": execution(backend=backend, workers=2)}
+    settings = {"seed": 3, "executor": processes(workers), "folder": tmp_path}  # files of other records are not used
     before, after = (
         train(data, spec(), partition.make_shards(data, 7, seed=1), recipe(), **settings).params
         for data in (private, change(private, 23))
@@ -51,7 +51,7 @@ def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
             shards_of([[0, 1, 2, 3, 4, 5], rows, [7, 8, 9]]),
             recipe(),
             seed=0,
-            execution=execution(),
+            executor=processes(),
         )
         for rows in ([6], [])
     )
@@ -62,10 +62,10 @@ def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
 
 def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was():
     private = records(90)
-    one = train(private, spec(), even_shards(7, 12), recipe(), seed=0, execution=execution())
+    one = train(private, spec(), even_shards(7, 12), recipe(), seed=0, executor=processes())
     try:
         torch.set_num_threads(3)
-        three = train(private, spec(), even_shards(7, 12), recipe(), seed=0, execution=execution())
+        three = train(private, spec(), even_shards(7, 12), recipe(), seed=0, executor=processes())
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
@@ -85,32 +85,22 @@ def test_unequal_shards_train_together_for_the_same_steps():
 
 def test_no_record_decides_how_many_are_launched():
     """Else one more record in the largest shard could change the last bits of every teacher, and votes of all."""
+    assert set(inspect.signature(training.split_groups).parameters) == {"num_teachers", "num_workers", "largest"}
     public = {"recipe", "num_parameters", "spec", "num_teachers", "device"}
     assert set(inspect.signature(training.compute_launch_size).parameters) == public
     assert set(inspect.signature(ensemble.compute_gpu_points).parameters) == {"spec"}
 
 
 @pytest.mark.parametrize("num_teachers", [1, 16, 17, 50, 250, 10_000])
-@pytest.mark.parametrize("ranks", [1, 3, 8, 64])
-def test_no_rank_has_two_groups_more_than_another_and_no_group_has_two_ranks(num_teachers, ranks):
-    groups, owners = training.split_groups(num_teachers), training.get_owners(num_teachers, ranks)
-    assert list(itertools.chain(*groups)) == list(range(num_teachers)) and len(owners) == num_teachers
-    assert all(len(group) == training.GROUP_TEACHERS == 16 for group in groups[:-1])
-    assert all(len({owners[k] for k in group}) == 1 for group in groups)
-    assert owners == sorted(owners) and max(owners) < ranks
-    loads = [sum(owners[group.start] == rank for group in groups) for rank in range(ranks)]
-    assert max(loads) - min(loads) <= 1
-
-
-@pytest.mark.parametrize("size", [1, 10, 15, 16, 17, 40, 250])
-def test_launches_cover_the_pending_teachers_and_no_others(size):
-    groups = training.split_groups(250)
-    for pending in (groups, groups[3:7], [groups[0], groups[2], groups[3], groups[15]], []):
-        launches = training.plan_launches(pending, size)
-        assert sorted(itertools.chain(*launches)) == sorted(itertools.chain(*pending))
-        assert all(len(teachers) <= max(1, size if size < 16 else size - size % 16) for teachers in launches)
-        if size < 16:  # within a group: other pending groups change nothing
-            assert all(teachers.start // 16 == (teachers.stop - 1) // 16 for teachers in launches)
+@pytest.mark.parametrize("workers", [1, 3, 8, 64])
+def test_groups_cover_the_teachers_and_keep_all_workers_busy(num_teachers, workers):
+    groups = training.split_groups(num_teachers, workers, 16)
+    assert list(itertools.chain(*groups)) == list(range(num_teachers)) and len(groups[0]) <= 16
+    assert all(len(group) == len(groups[0]) for group in groups[:-1])
+    loads = [sum(map(len, groups[worker::workers])) for worker in range(workers)]
+    if workers > 1:
+        mean = num_teachers / workers
+        assert mean / max(loads) >= min(0.85, mean / math.ceil(mean))
 
 
 def compute_size(settings, points, num_teachers, device):
@@ -126,12 +116,12 @@ def test_a_launch_on_a_cpu_is_a_group_at_most():
 
 @pytest.mark.parametrize("chunk,launches", [(12, [12, 4, 12, 4, 3]), (64, [16, 16, 3])])
 def test_a_chunk_is_a_part_of_a_group_on_a_cpu(chunk, launches, monkeypatch):
-    trained, train_stacked = [], training.train_stacked
+    trained, train_stacked = [], engine.train_stacked
     monkeypatch.setattr(
-        training, "train_stacked", lambda one, *given: trained.append(len(one)) or train_stacked(one, *given)
+        engine, "train_stacked", lambda one, *given: trained.append(len(one)) or train_stacked(one, *given)
     )
     settings = recipe(network="logistic", options={}, augment=None, steps=1)
-    train(records(70), spec(), even_shards(35, 2), settings, seed=0, execution=execution(chunk=chunk))
+    train(records(70), spec(), even_shards(35, 2), settings, seed=0, executor=processes(chunk=chunk))
     assert trained == launches
 
 
@@ -145,53 +135,53 @@ def test_a_gpu_gets_whole_groups_or_a_few_teachers_on_large_images():
     assert sizes == {28: 160, 32: 128, 64: 32, 224: 2}  # 18 GiB of activations each
     assert compute_size(TeacherRecipe(batch_size=10**6), images(32), 250, GPU) == 1
     size = compute_size(TeacherRecipe(network="logistic"), images(1, channels=1), 250, GPU)
-    assert training.plan_launches(training.split_groups(250), size) == [range(250)]  # the last group is not whole
+    assert training.split_groups(250, 1, size) == [range(250)]
     assert [ensemble.compute_gpu_points(images(pixels)) for pixels in (1, 32, 64, 224, 10_000)] == [512, 256, 64, 5, 1]
 
 
-@pytest.mark.parametrize("backend", ["vectorized", "processes"])
-def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkeypatch):
-    """Either backend continues from the groups that the other has finished in launches of the same size."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, workers, monkeypatch):
     private, layout = records(120), even_shards(40, 3)
     settings = recipe(network="logistic", options={}, augment=None, steps=4)
-    first = execution(backend=backend, chunk=8)
-    whole = train(private, spec(), layout, settings, seed=0, execution=first)
+    whole = train(private, spec(), layout, settings, seed=0, executor=processes(chunk=8))
 
     def interrupt(done, _):
-        if done >= 32:
+        if done >= 20:
             raise KeyboardInterrupt
 
+    first = {"executor": processes(workers, chunk=8), "folder": tmp_path}
     with pytest.raises(KeyboardInterrupt):
-        train(private, spec(), layout, settings, seed=0, execution=first, checkpoint_dir=tmp_path, progress=interrupt)
-    files, trained = sorted(tmp_path.glob("*.safetensors")), []
-    assert len(files) == 2
-    train_stacked = training.train_stacked
-
-    def train_and_note(chunk, *arguments):
-        trained.append(chunk.teachers)
-        return train_stacked(chunk, *arguments)
-
-    monkeypatch.setattr(training, "train_stacked", train_and_note)
+        train(private, spec(), layout, settings, seed=0, progress=interrupt, **first)
+    finished = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("teachers_*.safetensors")}
+    groups = training.split_groups(40, workers, 16)
+    assert len(finished) > 0 and (workers > 1 or len(finished) < len(groups))
 
     def resume(data, seed=0, chunk=8):
-        trained.clear()
-        other = execution(chunk=chunk)
-        return train(data, spec(), layout, settings, seed=seed, execution=other, checkpoint_dir=tmp_path).params
+        executor = processes(workers, chunk)
+        ensemble = train(data, spec(), layout, settings, seed=seed, executor=executor, folder=tmp_path)
+        times = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("teachers_*.safetensors")}
+        kept = {name for name, time in finished.items() if times[name] == time}
+        finished.update(times)
+        return ensemble.params, len(kept)
 
-    assert differing(whole.params, resume(private)) == set() and trained == [range(32, 40)]
+    names = set(finished)
+    params, num_kept = resume(private)
+    assert differing(whole.params, params) == set() and num_kept == len(names)
+    assert resume(private)[1] == len(groups)
     resume(private, seed=1)
-    assert len(trained) == 5
     resume(private, chunk=4)  # else the second training of one teacher could round otherwise than the first
-    assert len(trained) == 10
-    files[0].write_bytes(b"damaged")
-    resume(replace(private, 61))
-    assert trained == [range(0, 8), range(8, 16), range(16, 24), range(24, 32)]
+    assert len(finished) == 3 * len(groups)
+    damaged, other_record = sorted(name for name in finished if name in names)[0], 61
+    (tmp_path / damaged).write_bytes(b"damaged")
+    params, num_kept = resume(replace(private, other_record))
+    assert num_kept == 3 * len(groups) - 2  # a damaged file and one of another record are not used
+    assert differing(whole.params, params) == {other_record // 3}
 
 
 def test_progress_and_curves_are_reported():
     seen, tags = [], []
     train(
-        records(60), spec(), even_shards(6, 10), recipe(steps=4), seed=0, execution=execution(),
+        records(60), spec(), even_shards(6, 10), recipe(steps=4), seed=0, executor=processes(),
         progress=lambda done, total: seen.append((done, total)),
         log=lambda tag, value, step: tags.append((tag, step, math.isfinite(value))),
     )  # fmt: skip
@@ -222,9 +212,9 @@ def test_teachers_that_do_not_fit_into_a_gpu_name_the_key(monkeypatch):
     def exhaust(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(training, "train_stacked", exhaust)
-    with pytest.raises(ValueError, match=r"execution\.chunk=3: 2 teachers at once"):
-        train(records(9), spec(), even_shards(2, 2), recipe(), seed=0, execution=execution())
+    monkeypatch.setattr(engine, "train_stacked", exhaust)
+    with pytest.raises(ValueError, match=r"executor\.chunk=3: 2 teachers at once"):
+        train(records(9), spec(), even_shards(2, 2), recipe(), seed=0, executor=processes())
 
 
 @pytest.mark.parametrize(

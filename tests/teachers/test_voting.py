@@ -87,7 +87,7 @@ def test_the_last_class_is_counted_and_the_next_refused_where_types_widen(classe
     network = networks.describe("logistic", (2,), classes)
     params = {name: torch.zeros(3, *p.shape) for name, p in networks.rebuild(network).named_parameters()}
     next(p for p in params.values() if p.dim() == 2)[:, -1] = 1.0
-    ensemble = TeacherEnsemble(network, params, torch.ones(3, dtype=torch.bool), points)
+    ensemble = TeacherEnsemble(network, [params], torch.ones(3, dtype=torch.bool), points)
     assert ensemble.count_votes(torch.ones(4, 2)).counts_QC[:, -1].tolist() == [3] * 4
 
 

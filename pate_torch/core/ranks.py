@@ -1,33 +1,30 @@
-"""Communication between the ranks of a run under torchrun, each of which trains a part of the teachers.
+"""Communication between the ranks of a run under torchrun, each of which trains some groups of teachers.
 
-Ranks do not communicate during training. They exchange the trained parameters at the end, through host memory: the
-process group is gloo even if ranks train on GPUs. Without torchrun there is one rank.
+At the end, ranks add their counts, and rank 0 receives the files that it lacks. The process group is gloo even if ranks
+train on GPUs. Without torchrun there is one rank.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pate_torch.core import checks
-
-TRAIN, BASELINE, DONE = "train", "baseline", "done"
-"""Commands that rank 0 broadcasts to the other ranks."""
+from pate_torch.core.files import atomic_replacement
 
 TIMEOUT = timedelta(hours=12)
 """Time that a rank waits for slower ranks. A rank that dies closes its connection, which ends the wait at once."""
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """Rank of this process and number of ranks, in the whole run and on this machine (``local``)."""
 
     rank: int = 0
@@ -59,38 +56,40 @@ def get_local_device(device: torch.device) -> torch.device:
     Raises:
         ValueError: Ranks have devices of different kinds, for which the sizes of launches differ.
     """
-    ranks = get_world()
-    if ranks.size == 1:
-        return device
-    kinds: list[str] = [""] * ranks.size
-    _run_collective(lambda: dist.all_gather_object(kinds, device.type))
+    kinds = gather_objects(device.type)
     if len(set(kinds)) > 1:
         kinds_by_rank = ", ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
         problem = f"must be of one kind on all ranks ({kinds_by_rank})"
         raise checks.error("device", device.type, problem, "Set device=cpu or device=cuda.")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+    if device.type == "cuda" and device.index is None and len(kinds) > 1:
+        return torch.device("cuda", get_world().local_rank % torch.cuda.device_count())
     return device
 
 
 def broadcast_object(value: Any = None) -> Any:
-    """Return the value of rank 0 on every rank. Other ranks may pass None. Tensors must be on the CPU."""
-    values = [value]
+    """Return the value of rank 0 on every rank. Other ranks pass None. Tensors must be on the CPU."""
+    return gather_objects(value)[0]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Return the values of all ranks on every rank."""
+    values = [value] * get_world().size
     if get_world().size > 1:
-        _run_collective(lambda: dist.broadcast_object_list(values, src=0))
-    return values[0]
+        _run_collective(lambda: dist.all_gather_object(values, value))
+    return values
 
 
-def broadcast_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
-    """Fill tensors [K, ...] in place: rank ``owner_K[k]`` sends row k to all ranks, with its neighboring rows."""
-    if get_world().size == 1:
-        return
-    starts = [k for k in range(len(owner_K)) if k == 0 or owner_K[k] != owner_K[k - 1]]
-    for start, stop in zip(starts, [*starts[1:], len(owner_K)], strict=True):
-        for tensor in rows_K.values():
-            part = tensor[start:stop].contiguous()
-            _run_collective(lambda part=part, source=owner_K[start]: dist.broadcast(part, source))  # type: ignore[misc]
-            tensor[start:stop] = part
+def send_files(folder: Path, names: Sequence[str]) -> None:
+    """PRIVATE. Send files of this rank's folder to rank 0, which writes those that its folder lacks."""
+    files = [(rank, name) for rank, part in enumerate(gather_objects(list(names))) for name in part]
+    for rank, name in broadcast_object([file for file in files if not (folder / file[1]).exists()]):
+        content: list[Any] = [None]
+        if rank == get_world().rank:
+            _run_collective(lambda: dist.send_object_list([(folder / name).read_bytes()], dst=0))  # noqa: B023
+        elif is_main():
+            _run_collective(lambda: dist.recv_object_list(content, src=rank))  # noqa: B023
+            with atomic_replacement(folder / name) as temporary:
+                temporary.write_bytes(content[0])
 
 
 def add_over_ranks(counts: Tensor) -> None:
