@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-import os
 import pickle
 import shutil
 import sys

@@ -263,17 +263,20 @@ def train_launches(task: TrainingTask, chunk: Chunk, report_share: ShareCallback
     for launch in task.plan_launches(chunk.teachers):
         rows = slice(launch.start - chunk.first, launch.stop - chunk.first)
         part = Chunk(launch.start, chunk.x_kS[rows], chunk.y_kS[rows], chunk.size_k[rows])
+        if len(part) == 1 < task.launch_size:  # a product of single matrices is rounded otherwise than one of a stack
+            tensors = (torch.cat([value, torch.zeros_like(value)]) for value in (part.x_kS, part.y_kS, part.size_k))
+            part = Chunk(launch.start, *tensors)
 
-        def report(share: float, first: int = rows.start, size: int = len(part)) -> None:
+        def report(share: float, first: int = rows.start, size: int = len(launch)) -> None:
             report_share((first + share * size) / len(chunk))
 
         try:
             result = train_stacked(part, task.spec, task.recipe, task.seed, task.device, report)
         except torch.OutOfMemoryError as error:
-            problem = f"{len(part)} teachers at once do not fit into the memory of the GPU"
+            problem = f"{len(launch)} teachers at once do not fit into the memory of the GPU"
             fix = "Lower executor.chunk or teacher.batch_size."
             raise checks.error("executor.chunk", task.launch_size, problem, fix) from error
-        parts.append(result.params | result.curves)
+        parts.append({name: value[: len(launch)] for name, value in (result.params | result.curves).items()})
         report(1.0)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
