@@ -53,18 +53,15 @@ class Workers:
         workers: Number of processes. 1, as on any GPU, to train in the main process. None to use one process for each
             core if processes save time.
         chunk: Number of teachers trained at once, at most 16 on a CPU. None to fit the network, batch and device.
-        folder: PRIVATE. Folder for work in progress, which all workers can read and write. None for the store.
     """
 
     workers: int | None = None
     chunk: int | None = None
-    folder: str | None = None
     are_local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.optional(checks.integer, "executor.workers", self.workers, low=1)
         checks.optional(checks.integer, "executor.chunk", self.chunk, low=1)
-        checks.optional(checks.nonempty_string, "executor.folder", self.folder)
 
     def count_workers(self, device: torch.device, num_steps: int) -> int:
         """Return the number of workers for this number of training steps. 0 to train in the main process."""
@@ -77,8 +74,8 @@ class Workers:
         num_workers = self.workers or (_count_cores() if is_faster else 1)
         return num_workers if num_workers > 1 and device.type == "cpu" and os.name == "posix" else 0
 
-    def start(self, num_workers: int) -> Executor:
-        """Start the workers."""
+    def start(self, num_workers: int, folder: Path) -> Executor:
+        """Start the workers, whose files lie in the private ``folder``."""
         return ProcessPool(num_workers, "fork" if can_fork() else "spawn", torch.set_num_threads, 1)
 
 
@@ -93,7 +90,7 @@ class Dask(Workers):
     address: str | None = None
     are_local: ClassVar[bool] = False
 
-    def start(self, num_workers: int) -> Executor:
+    def start(self, num_workers: int, folder: Path) -> Executor:
         distributed = checks.import_optional("distributed", "dask", "executor", "dask")
         options = {} if self.address else {"n_workers": num_workers, "threads_per_worker": 1, "dashboard_address": None}
         with _hide_program(), checks.import_optional("dask", "dask", "executor", "dask").config.set(_DASK_SETTINGS):
@@ -116,13 +113,9 @@ class Submitit(Workers):
     parameters: dict[str, Any] = field(default_factory=dict)
     are_local: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.nonempty_string("executor.folder", self.folder, "Name a private folder that all jobs can write.")
-
-    def start(self, num_workers: int) -> Executor:
+    def start(self, num_workers: int, folder: Path) -> Executor:
         submitit = checks.import_optional("submitit", "slurm", "executor", "submitit")
-        executor = submitit.AutoExecutor(Path(str(self.folder), "jobs"), cluster=self.cluster)
+        executor = submitit.AutoExecutor(folder / "jobs", cluster=self.cluster)
         executor.update_parameters(**self.parameters)
         return JobExecutor(num_workers, executor.submit, submitit.core.utils.UncompletedJobError)
 

@@ -8,6 +8,7 @@ a tensor are rounded otherwise, so that a teacher would depend on the number of 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -26,17 +27,14 @@ class _Optimizer:
     def __init__(self, params: Sequence[Tensor], weight_decay: float) -> None:
         assert len({(p.dtype, p.device) for p in params}) <= 1, "the parameters have one type and device"
         self.params, self.weight_decay = list(params), weight_decay
-        offsets = [0]
-        for p in params:
-            offsets.append(offsets[-1] + -(-p.numel() // VECTOR) * VECTOR)
+        *starts, total = itertools.accumulate((-(-p.numel() // VECTOR) * VECTOR for p in params), initial=0)
         like: Any = {"dtype": params[0].dtype, "device": params[0].device} if params else {}
-        self.values, self.grads, *self.buffers = torch.zeros(2 + self.num_buffers, offsets[-1], **like)
-        views = [
-            [flat.as_strided(p.shape, p.stride(), flat.storage_offset() + offset) for p, offset in zip(params, offsets)]
+        self.values, self.grads, *self.buffers = torch.zeros(2 + self.num_buffers, total, **like)
+        value_views, self.grad_views = (
+            [flat[start:].as_strided(p.shape, p.stride()) for p, start in zip(params, starts, strict=True)]
             for flat in (self.values, self.grads)
-        ]
-        self.grad_views = views[1]
-        for p, view in zip(params, views[0], strict=True):
+        )
+        for p, view in zip(params, value_views, strict=True):
             view.copy_(p.detach())
             p.data = view
 
@@ -66,8 +64,8 @@ class Adam(_Optimizer):
         """Update the parameters with learning rate ``rate``."""
         self.count += 1
         tensors: Any = [[tensor] for tensor in (self.values, self._gather_gradients(), *self.buffers)]
-        options = {"lr": rate, "weight_decay": self.weight_decay, **ADAM_OPTIONS}
-        torch._fused_adamw_(*tensors, [], [self.count], **options)
+        tensors += [], [self.count]
+        torch._fused_adamw_(*tensors, lr=rate, weight_decay=self.weight_decay, **ADAM_OPTIONS)
 
 
 class Sgd(_Optimizer):

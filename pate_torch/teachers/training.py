@@ -126,7 +126,8 @@ def train(
         by_files = num_workers > 0 and not (executor.are_local and can_fork())
         results: Results = ((group, train_one(group, report)) for group in own_groups)
         if num_workers > 0:
-            results = run_units(train_one, own_groups, executor.start, num_workers, report, print_message)
+            start = partial(executor.start, folder=folder)
+            results = run_units(train_one, own_groups, start, num_workers, report, print_message)
         with provide_inputs(folder, own_groups, get_chunk, x, by_files=by_files), closing(results):
             for group, (names[group], votes_name) in results:
                 tally.add(manifest.votes_key, group, votes_name)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from tests import ROOT
 
 CPU, UNITS = torch.device("cpu"), list(range(6))
 needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+
+START = partial(Workers(workers=2).start, folder=Path())
 
 
 def work(unit):
@@ -46,7 +49,7 @@ def forks(request, monkeypatch):
 
 
 def test_processes_have_one_thread_and_are_other_processes(forks):
-    results = dict(run_units(work, UNITS, Workers(workers=2).start, 2))
+    results = dict(run_units(work, UNITS, START, 2))
     assert {unit: value for unit, (value, _, _) in results.items()} == {unit: unit for unit in UNITS}
     assert os.getpid() not in {pid for _, pid, _ in results.values()}
     assert {threads for _, _, threads in results.values()} == {1}
@@ -55,13 +58,13 @@ def test_processes_have_one_thread_and_are_other_processes(forks):
 @pytest.mark.parametrize("victim", UNITS)
 def test_a_killed_process_costs_a_repetition(victim, tmp_path, forks):
     lines = []
-    units = run_units(KillOnce(tmp_path, victim), UNITS, Workers(workers=2).start, 2, print_message=lines.append)
+    units = run_units(KillOnce(tmp_path, victim), UNITS, START, 2, print_message=lines.append)
     assert sorted(unit for unit, _ in units) == UNITS
     assert len(lines) == 1 and (tmp_path / "killed").exists()
 
 
 def test_processes_of_a_run_that_is_stopped_end(tmp_path, forks):
-    units = run_units(work, range(100), Workers(workers=2).start, 2)
+    units = run_units(work, range(100), START, 2)
     pids = {next(units)[1][1] for _ in range(4)}
     units.close()
     assert not [pid for pid in pids if Path("/proc", str(pid)).exists()]
@@ -74,7 +77,7 @@ from tests.core.test_executors import work
 
 executors.can_fork = lambda: {fork}
 print("program", flush=True)
-pool = executors.Workers(workers=3).start(3)
+pool = executors.Workers(workers=3).start(3, None)
 pids = {{pool.submit(work, unit).result()[1] for unit in range(20)}}
 pool.submit(time.sleep, 1000)
 print(*pids, flush=True)
@@ -109,25 +112,25 @@ def test_processes_are_used_where_they_save_time():
 
 
 def test_settings_that_cannot_work_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match=r"executor\.folder=None: must be a non-empty string.*private folder"):
-        Submitit()
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ValueError, match=r"executor='dask': needs the package distributed.*pate-torch\[dask\]"):
-        Dask().start(1)
+        Dask().start(1, Path())
 
 
 @pytest.mark.slow(reason="starts two workers of Dask, of which one is killed")
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_worker_of_dask_costs_a_repetition(tmp_path):
     lines = []
-    units = run_units(KillOnce(tmp_path, 2), UNITS, Dask(workers=2).start, 2, print_message=lines.append)
+    start = partial(Dask(workers=2).start, folder=tmp_path)
+    units = run_units(KillOnce(tmp_path, 2), UNITS, start, 2, print_message=lines.append)
     assert sorted(unit for unit, _ in units) == UNITS
     assert lines and (tmp_path / "killed").exists()
 
 
 @pytest.mark.slow(reason="every job imports torch")
 def test_a_killed_job_of_submitit_costs_a_repetition(tmp_path):
-    lines, jobs = [], Submitit(workers=2, folder=str(tmp_path), cluster="local", parameters={"timeout_min": 5})
-    units = run_units(KillOnce(tmp_path, 1), UNITS[:3], jobs.start, 2, print_message=lines.append)
+    jobs = Submitit(workers=2, cluster="local", parameters={"timeout_min": 5})
+    lines, start = [], partial(jobs.start, folder=tmp_path)
+    units = run_units(KillOnce(tmp_path, 1), UNITS[:3], start, 2, print_message=lines.append)
     assert sorted(unit for unit, _ in units) == UNITS[:3]
-    assert len(lines) == 1 and (tmp_path / "killed").exists()
+    assert len(lines) <= 1 and (tmp_path / "killed").exists()  # none where a copy of the slow job was faster

@@ -16,7 +16,7 @@ KEYS = """
     seed data_root num_teachers num_queries teachers labels votes noise insecure_noise_seed baseline quiet paths.root
     dataset.path dataset.download mechanism.sigma mechanism.screen_sigma mechanism.threshold
     privacy.delta privacy.budget_epsilon privacy.opening_budget
-    executor.workers executor.chunk executor.folder
+    executor.workers executor.chunk
 """
 COMMANDS = [
     *("train.py --help", "pate audit --help", "pate plan --help", "pate label --help"),

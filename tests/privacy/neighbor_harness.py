@@ -184,7 +184,7 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr("secrets.randbits", lambda bits: 5)  # the key of the units that are held out
-        patch.setattr(progress.time, "monotonic", lambda: 0.0)
+        patch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
         patch.setattr(builder, "datetime", SimpleNamespace(date=OneDay))
         calls = itertools.count(1)
         patch.setattr(pate, "make_unique_run_id", lambda: f"{next(calls)}")

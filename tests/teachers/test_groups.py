@@ -24,9 +24,9 @@ from tests.teachers.teacher_world import differing, even_shards, recipe, records
 PRIVATE, SHARDS, SETTINGS = records(40), even_shards(10, 4), recipe(network="logistic", options={}, augment=None)
 POINTS = records(30, seed=5).x
 EXECUTORS = {
-    "processes": lambda _: Workers(workers=2),
-    "dask": lambda _: Dask(workers=2),
-    "submitit": lambda folder: Submitit(workers=2, folder=str(folder), cluster="local"),
+    "processes": Workers(workers=2),
+    "dask": Dask(workers=2),
+    "submitit": Submitit(workers=2, cluster="local"),
 }
 SLOW = pytest.mark.slow(reason="every worker imports torch")
 
@@ -53,9 +53,9 @@ def check(found, alone):
 @pytest.mark.parametrize("name", ["processes", *(pytest.param(name, marks=SLOW) for name in ("dask", "submitit"))])
 @pytest.mark.filterwarnings("ignore:Port .* is already in use")
 def test_workers_give_the_bits_and_counts_of_one_process(name, tmp_path, alone):
-    check(run(tmp_path / "work", EXECUTORS[name](tmp_path / "jobs")), alone)
+    check(run(tmp_path / "work", EXECUTORS[name]), alone)
     kinds = {file.name.split("_")[0] for file in (tmp_path / "work").iterdir()}
-    assert kinds <= {"README", "teachers", "votes", "progress", "points.safetensors"}  # the records are gone
+    assert kinds <= {"README", "teachers", "votes", "progress", "points.safetensors", "jobs"}  # the records are gone
     for file in (tmp_path / "work").glob("*.safetensors"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "work").stat().st_mode) == 0o700
@@ -149,7 +149,7 @@ def test_nothing_is_summed_unless_groups_of_one_training_cover_all_teachers_once
 # ---- kills ----------------------------------------------------------------------------------------------------------
 
 EVENTS = [f"{kind}_{start}" for start in (0, 5) for kind in ("begin", "middle", "teachers", "votes")]
-"""Places in the work of a group at which a worker is killed: at its begin, in its training, or before it writes a file."""
+"""Places in the work of a group at which a worker is killed: its begin, its training, or before it writes a file."""
 
 
 def kill_at(event, folder):
