@@ -220,7 +220,7 @@ def test_the_label_command_stops_at_a_lost_ledger(tmp_path, monkeypatch, capsys)
     assert cli.main(["label", f"votes={tmp_path / '0.npy'}", *given]) == 0
     lose(tmp_path / "home")
     assert cli.main(["label", f"votes={tmp_path / '1.npy'}", *given]) == 2
-    assert ".json remembers an entry" in capsys.readouterr().err
+    assert ".json remembers one of its entries" in capsys.readouterr().err
     assert ledger_entries(tmp_path / "home") == ["genesis"]
 
 

@@ -44,7 +44,7 @@ def source(canaries: int = 0) -> Tensors:
 class Purse:
     """A ledger that admits everything and forgets it: an audit runs one release many thousand times."""
 
-    path = Path("nowhere") / "ledger.sqlite"
+    home = Path("nowhere")
 
     def check_terms(self, account, **terms):
         return None

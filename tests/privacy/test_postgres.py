@@ -19,11 +19,11 @@ from pate_torch import pipeline
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.cli.ledger import main
+from pate_torch.cli.main import main as pate
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.chain import HashChain, LedgerError, MissingLedgerError
 from pate_torch.privacy.ledger import Ledger, find_account, open_ledger
-from pate_torch.verify.command import main as verify
 from tests import killed_runs
 from tests.postgres_server import AFTER, BEFORE, GONE, PASSWORD, USER, Proxy
 
@@ -511,7 +511,7 @@ def test_no_credentials_show_in_what_runs_print_and_write(server, database, url,
     assert read_entries(server, database)[-1]["kind"] == "commit" and not (tmp_path / "ledger.sqlite").exists()
     assert main(["verify", "--contains", summary["ledger_head"]]) == 0
     assert main(["backup", str(tmp_path / "copy.sqlite")]) == 0
-    assert verify([str(folder), "--ledger", str(tmp_path / "copy.sqlite")]) == 0
+    assert pate(["verify", str(folder), "--ledger", str(tmp_path / "copy.sqlite")]) == 0
     with Ledger(tmp_path / "copy.sqlite", create=False, readonly=True) as copy, Ledger(url, readonly=True) as ledger:
         assert copy.read_entries() == ledger.read_entries()
     count = len(read_entries(server, database))
