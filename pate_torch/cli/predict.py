@@ -98,7 +98,7 @@ def predict_block(student: Student, payload: bytes, part: Path) -> None:
     options, _, first_row, block = pickle.loads(payload)
     names = None
     if isinstance(block, dict):
-        names = None if options.id is None else block[checks.one_of("id", options.id, list(block))]
+        names = None if options.id is None else block[checks.one_of("id", options.id, list(block))].to_pylist()
         x = student.encode(block, unknown=options.unknown, first_row=first_row)
     elif isinstance(block, list):
         spec = student.spec if student.spec.encoder is None else student.spec.encoder.points or student.spec

@@ -267,11 +267,15 @@ class FileSource(DatasetSource):
 
     def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
         """Return the class names, and the class of each record, int64 [N], with -1 for an unknown label."""
-        labels = [normalize_class_name(value) for file in files.values() for value in file.labels]
-        public_labels = {labels[row] for row in np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()}
+        labels = [label for file in files.values() for label in file.labels]
+        name_by_label = {label: normalize_class_name(label) for label in set(labels)}
+        public_labels = {
+            name_by_label[labels[row]] for row in np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()
+        }
         class_names = build_class_list(self.classes, public_labels)
         code_by_class = {value: code for code, value in enumerate(class_names)}
-        return class_names, torch.tensor([code_by_class.get(value, -1) for value in labels])
+        code_by_label = {label: code_by_class.get(name, -1) for label, name in name_by_label.items()}
+        return class_names, torch.tensor([code_by_label[label] for label in labels])
 
     def _make_point_names(
         self, files: dict[int, FileRecords], points: Points, public: np.ndarray, public_x: Tensor

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
@@ -33,14 +34,14 @@ _BLOCK_ROWS = 1024
 """Number of vectors that are read at a time."""
 _UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
-Table = dict[str, list[Any]]
+Table = dict[str, pa.ChunkedArray]
 """Text values of each column, with "" for null. Types are not guessed, because one value could then change others."""
 
 
 def read_table(key: str, file: Path, separator: str, **options: Any) -> Table:
     """Read a whole CSV or Parquet file. The arguments and the errors are those of ``iterate_tables``."""
     blocks = list(iterate_tables(key, file, separator, **options))
-    return {name: list(itertools.chain.from_iterable(block[name] for block in blocks)) for name in blocks[0]}
+    return {name: pa.chunked_array(c for block in blocks for c in block[name].chunks) for name in blocks[0]}
 
 
 def iterate_tables(
@@ -95,51 +96,50 @@ def count_rows(table: Table) -> int:
 def _iterate_csv(file: Path, separator: str, columns: Sequence[str] | None, quotes: bool) -> Iterator[Table]:
     with _open_text(file) as lines:
         rows = _iterate_rows(lines, separator, quotes, 0 if columns is None else len(columns))
-        names = _check_header(next(rows, []) if columns is None else list(columns))
-        # One flat list, because the garbage collector would repeatedly visit the list of each row.
-        while values := list(itertools.chain.from_iterable(itertools.islice(rows, count_block_rows(len(names))))):
-            yield {name: values[start :: len(names)] for start, name in enumerate(names)}
+        names = _split_row(next(rows, "\n"), separator, quotes) if columns is None else list(columns)
+        _check_header(names)
+        parsing = pa.csv.ParseOptions(delimiter=separator, quote_char='"' if quotes else False)
+        types = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+        while block := "".join(itertools.islice(rows, count_block_rows(len(names)))).encode():
+            reading = pa.csv.ReadOptions(column_names=names, block_size=len(block) + 1, use_threads=False)
+            yield dict(
+                zip(names, pa.csv.read_csv(pa.BufferReader(block), reading, parsing, types).columns, strict=True)
+            )
 
 
-def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool, width: int) -> Iterator[list[str]]:
-    """Iterate over the header and the rows, each on one line. If ``width`` is 0, the header sets the number of fields.
+def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool, width: int) -> Iterator[str]:
+    """Iterate over the lines that Arrow can read. If ``width`` is 0, the first row sets the number of fields.
 
-    An open quote raises ValueError, because all text up to the next quote would be read as one value.
+    Arrow would read all text after an open quote as one value.
     """
-    if quotes:
-        reader = csv.reader(_iterate_balanced_lines(lines), delimiter=separator, strict=True)
-    else:
-        reader = csv.reader(lines, delimiter=separator, strict=True, quoting=csv.QUOTE_NONE)
-    last_line = 0
-    try:
-        for row in reader:
-            line, last_line = last_line + 1, reader.line_num
-            if last_line > line:
-                raise ValueError(f"line {line}: {_OPEN_QUOTE_MESSAGE}")
-            if not row:
-                continue
-            width = width or len(row)
-            if len(row) != width:
-                raise ValueError(f"line {line} has {len(row)} fields, and the header {width}")
-            yield row
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}") from error
-
-
-def _iterate_balanced_lines(lines: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
-        if '"' in line and line.count('"') % 2:
-            raise ValueError(f"line {number}: {_OPEN_QUOTE_MESSAGE}")
+        if line == "\n":
+            continue
+        count = line.count(separator) + 1
+        if quotes and '"' in line:
+            try:
+                count = len(_split_row(line, separator, quotes))
+            except csv.Error as error:
+                is_open = line.count('"') % 2 or "unexpected end" in str(error)
+                raise ValueError(f"line {number}: {_OPEN_QUOTE_MESSAGE if is_open else error}") from error
+        width = width or count
+        if count != width:
+            raise ValueError(f"line {number} has {count} fields, and the header {width}")
         yield line
 
 
-def _check_header(header: list[str]) -> list[str]:
+def _split_row(line: str, separator: str, quotes: bool) -> list[str]:
+    if quotes and line.count('"') % 2:
+        raise csv.Error(_OPEN_QUOTE_MESSAGE)
+    return next(csv.reader([line], delimiter=separator, strict=True)) if quotes else line.strip("\n").split(separator)
+
+
+def _check_header(header: list[str]) -> None:
     for number, name in enumerate(header, start=1):
         if not name.strip():
             raise ValueError(f"column {number} of the header has no name (in pandas, write with index=False)")
     if duplicates := [name for name, count in Counter(header).items() if count > 1]:
         raise ValueError(f"the header names column {duplicates[0]!r} more than once")
-    return header
 
 
 def _open_text(file: Path) -> IO[str]:
@@ -158,21 +158,23 @@ def _iterate_parquet(file: Path, id_column: str | None) -> Iterator[Table]:
     _check_header([names[i] for i in indices])
     for batch in parquet.iter_batches(count_block_rows(len(names))):
         columns = {names[i]: batch.column(i) for i in indices}
-        yield {name: c.to_pylist() if name == id_column else _to_texts(name, c) for name, c in columns.items()}
+        texts_by_name = {name: c if name == id_column else _to_texts(name, c) for name, c in columns.items()}
+        yield {name: pa.chunked_array([column]) for name, column in texts_by_name.items()}
 
 
-def _to_texts(name: str, column: pa.Array) -> list[str]:
+def _to_texts(name: str, column: pa.Array) -> pa.Array:
     """Convert a column to the text that pandas writes into a CSV file."""
     try:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if pa.types.is_timestamp(column.type):  # the text must not depend on the resolution of the column
-            return [texts.to_canonical_text(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
+            text = pc.fill_null(column.cast(pa.string()), "").to_pylist()
+            return pa.array(map(texts.to_canonical_text, text), pa.string())
         if pa.types.is_decimal(column.type):  # the text must not depend on the number of decimals
             column = column.cast(pa.float64())
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")
-        return pc.fill_null(column.cast(pa.string()), "").to_pylist()
+        return pc.fill_null(column.cast(pa.string()), "")
     except pa.ArrowNotImplementedError as error:
         raise ValueError(f"column {name!r} of type {column.type} must hold one plain value in each row") from error
 

@@ -18,7 +18,15 @@ from pate_torch.data.file_source import PATH_FIELDS, FileRecords, FileSource, Po
 from pate_torch.data.table_files import Table, count_rows, read_table, read_vectors
 from pate_torch.privacy.records import Dataset, EncoderCard
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
-from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, UnitIds, compute_content_id, make_content_ids, parse_unit_ids
+from pate_torch.privacy.unit_ids import (
+    PRIVATE,
+    PUBLIC,
+    UnitIds,
+    compute_content_id,
+    concatenate_unit_ids,
+    make_row_ids,
+    parse_unit_ids,
+)
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
 """Keys of the declared facts about the encoder that computed the vectors."""
@@ -63,22 +71,22 @@ class TableSource(FileSource):
         id_key, id_column = ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
         table = read_table(key, path, self.separator, columns=self.columns, quotes=self.quotes, id_column=id_column)
         if role == PUBLIC and self.test_path and self.label not in table:
-            table[self.label] = [""] * count_rows(table)
+            table[self.label] = pa.chunked_array([[""] * count_rows(table)])
         for name in self.required_columns:
             checks.one_of(f"dataset.{name}", getattr(self, name), list(table))
         if id_column is not None and role == PRIVATE:
             checks.one_of(id_key, id_column, list(table))
         if id_column is not None and id_column in table:
-            unit_ids = parse_unit_ids(id_key, table[id_column], count_rows(table))
-            table[id_column] = unit_ids.tolist()
+            unit_ids = parse_unit_ids(id_key, table[id_column].to_pylist(), count_rows(table))
+            table[id_column] = pa.chunked_array([pa.array(np.asarray(unit_ids))])
         else:  # public and test files may lack the column
             unit_ids = _make_row_ids(table)
-        id_columns = [name for name in (self.id, self.group) if name is not None and name in table]
+        id_columns = [name for name in (self.id, self.group) if name is not None and name in table and role == PUBLIC]
         return FileRecords(
             content=table,
-            labels=table[self.label],
+            labels=table[self.label].to_pylist(),
             unit_ids=unit_ids,
-            point_names={("id", name): table[name] for name in id_columns},
+            point_names={("id", name): table[name].to_pylist() for name in id_columns},
         )
 
 
@@ -193,7 +201,7 @@ class Text(TableSource):
         checks.one_of("dataset.empty", self.empty, ("error", "drop"))
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
-        column = _concatenate_column(files, self.column)
+        column = _concatenate_column(files, self.column).to_pylist()
         has_text_N = np.array([texts.is_text(text) for text in column])
         num_missing = int((~has_text_N[np.isin(role_N, self._public_roles)]).sum())
         if num_missing and self.empty == "error":
@@ -250,7 +258,7 @@ class Embeddings(TableSource):
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         path, id_column = resolve_path("dataset.vectors", self.vectors, self.root), str(self.id)
         vectors = read_vectors(path, id_column, None if self.ids is None else self._read_ids())
-        record_ids = [texts.to_canonical_text(name) for name in _concatenate_column(files, id_column)]
+        record_ids = [texts.to_canonical_text(name) for name in _concatenate_column(files, id_column).to_pylist()]
         row_N = pc.fill_null(pc.index_in(pa.array(record_ids), pa.array(vectors.ids)), -1).to_numpy()
         is_missing_N = ((row_N < 0) | ~vectors.is_finite_N[row_N]) & np.isin(role_N, self._public_roles)
         if is_missing_N.any():
@@ -272,7 +280,15 @@ class Embeddings(TableSource):
 
 
 def _make_row_ids(table: Table) -> UnitIds:
-    return make_content_ids((_spell_number(cell).encode() for cell in row) for row in zip(*table.values(), strict=True))
+    batches = pa.table(table).to_batches()
+    return concatenate_unit_ids([make_row_ids(list(map(_spell_numbers, batch.columns))) for batch in batches])
+
+
+def _spell_numbers(text: pa.Array) -> pa.Array:
+    is_long = pc.or_(pc.greater_equal(pc.binary_length(text), 16), pc.match_substring(text, "e+"))
+    if not pc.any(is_long).as_py():
+        return text
+    return pc.replace_with_mask(text, is_long, pa.array(map(_spell_number, text.filter(is_long).to_pylist())))
 
 
 def _spell_number(text: str) -> str:
@@ -285,9 +301,9 @@ def _spell_number(text: str) -> str:
         return text
 
 
-def _concatenate_column(files: dict[int, FileRecords], name: str) -> list[str]:
-    return [value for file in files.values() for value in file.content[name]]
+def _concatenate_column(files: dict[int, FileRecords], name: str) -> pa.ChunkedArray:
+    return pa.chunked_array(chunk for file in files.values() for chunk in file.content[name].chunks)
 
 
 def _select_rows(table: Table, rows: np.ndarray) -> Table:
-    return {name: [column[row] for row in rows.tolist()] for name, column in table.items()}
+    return {name: column.take(rows) for name, column in table.items()}

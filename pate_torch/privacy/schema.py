@@ -102,7 +102,7 @@ class TableSchema:
             if name in declared_categories:
                 values: Iterable[str] | None = [normalize_class_name(value) for value in declared_categories[name]]
             else:
-                values = _infer_categories(set(text))
+                values = _infer_categories(text)
                 if (dates := [value for value in values or () if value]) and all(map(_DATE.match, dates)):
                     problem = f"column {name!r} holds dates, which are neither numbers nor categories"
                     fix = "Replace the dates by numbers, such as days since a fixed date, or list them in categories."
@@ -152,17 +152,17 @@ class TableSchema:
         checks.one_of("missing", missing, ("error", "nan"))
         takes_array = self._is_numeric() or (isinstance(table, np.ndarray) and table.dtype == object)
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], takes_array)
-        blocks: list[np.ndarray] = []
+        x_ND, end = np.empty((len(text_by_column[self.columns[0].name]), self.num_features), dtype=np.float32), 0
         unknown_cells: dict[str, str] = {}
         missing_cells: dict[str, str] = {}
         for column in self.columns:
             text = text_by_column[column.name]
-            block, bad_N = _encode_column(column, text, fills_all=missing == "nan")
-            blocks.append(block)
+            begin, end = end, end + len(column.features)
+            x_ND[:, begin:end], bad_N = _encode_column(column, text, fills_all=missing == "nan")
             if bad_N.any():
                 row = int(bad_N.argmax())
                 cells = missing_cells if column.categories is None else unknown_cells
-                cells[column.name] = f"{column.name}={text[row]!r} (row {first_row + row})"
+                cells[column.name] = f"{column.name}={format_value(str(text[row]))!r} (row {first_row + row})"
         if missing_cells and missing == "error":
             fix = "Fill in these values, or leave out such records."
             raise checks.error("table", ", ".join(missing_cells.values()), "must be finite numbers", fix)
@@ -174,7 +174,7 @@ class TableSchema:
             names = ", ".join(map(repr, unknown_cells))
             message = f"Some values of {names} are missing or are not among the known categories."
             warnings.warn(f"{message} They are encoded as in training: as none of the categories.", stacklevel=2)
-        return np.concatenate(blocks, axis=1)
+        return x_ND
 
     def withhold_categories(self, public: Any, owner_columns: Collection[str] = ()) -> TableSchema:
         """Replace the names of non-public categories by a placeholder. Their features stay, and no input matches them.
@@ -186,7 +186,7 @@ class TableSchema:
         columns = []
         for column in self.columns:
             if column.categories is not None and column.name not in owner_columns:
-                public = {normalize_class_name(value) for value in set(text_by_column[column.name])}
+                public = set(map(normalize_class_name, _factorize(text_by_column[column.name])[0]))
                 shown_categories = tuple(v if v in public else WITHHELD_CATEGORY for v in column.categories)
                 column = replace(column, categories=shown_categories)
             columns.append(column)
@@ -203,9 +203,11 @@ class TableSchema:
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         columns: list[Iterable[str]] = []
         for column in self.columns:
-            values = text_by_column[column.name]
-            is_numeric = column.categories is None
-            columns.append(map(repr, map(_parse_number, values)) if is_numeric else map(normalize_class_name, values))
+            if column.categories is None:
+                columns.append(map(repr, _parse_numbers(text_by_column[column.name]).tolist()))
+            else:
+                values, index_N = _factorize(text_by_column[column.name])
+                columns.append(map(list(map(normalize_class_name, values)).__getitem__, index_N.tolist()))
         return [compute_content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
 
     def count_unknown(self, x_ND: np.ndarray) -> dict[str, int]:
@@ -273,11 +275,21 @@ def is_number(text: str) -> bool:
     return _NUMBER_PATTERN.fullmatch(text) is not None
 
 
-def _infer_categories(values: set[str]) -> list[str] | None:
-    """Return the categories of a column with these values. None if all values are numbers or missing."""
+def _infer_categories(text: Any) -> list[str] | None:
+    """Return the categories of a column. None if all values are numbers or missing."""
+    values = _factorize(text)[0] if np.isnan(_parse_numbers(text)).any() else []
     if all(value.casefold() in _MISSING_TEXTS or not math.isnan(_parse_number(value)) for value in values):
         return None
-    return sorted({normalize_class_name(value) for value in values})
+    return sorted(set(map(normalize_class_name, values)))
+
+
+def _factorize(text: Any) -> tuple[list[str], np.ndarray]:
+    """Return the distinct values of a column of texts, and the index of each row's value, int64 [N]."""
+    if isinstance(text, list):
+        index_by_value = {value: index for index, value in enumerate(dict.fromkeys(text))}
+        return list(index_by_value), np.array([index_by_value[value] for value in text], dtype=np.int64)
+    encoded = text.dictionary_encode().combine_chunks()
+    return list(map(format_value, encoded.dictionary.to_pylist())), encoded.indices.to_numpy()
 
 
 def is_missing(value: Any) -> bool:
@@ -292,28 +304,39 @@ def _parse_number(text: str) -> float:
         return math.nan
 
 
-def _encode_column(column: Column, text: Sequence[str], fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
+def _parse_numbers(text: Any) -> np.ndarray:
+    """Parse each value of a column alone, float64 [N], with NaN for a value that is no number."""
+    if isinstance(text, list):
+        return np.array(list(map(_parse_number, text)), dtype=np.float64)
+    try:
+        return text.cast("double").to_numpy()
+    except ValueError:  # Arrow accepts fewer texts than float(), with the same results
+        values, index_N = _factorize(text)
+        return _parse_numbers(values)[index_N]
+
+
+def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
     """Encode one column, float32 [N, features], and mark the values that do not fit, bool [N].
 
     The fill of the column replaces missing numbers and, with ``fills_all``, every number that is not finite.
     """
     if column.categories is not None:
         return _encode_one_hot(text, column.categories)
-    # Each value is parsed alone, because the result of a column-wise parser can depend on other values.
     with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is found below
-        block = np.array([_parse_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
+        block = _parse_numbers(text)[:, None].astype(np.float32)
     bad_N = ~np.isfinite(block[:, 0])
     if column.fill is not None:
-        is_missing_N = np.array([value.casefold() in _MISSING_TEXTS for value in text], dtype=bool)
-        is_filled_N = bad_N if fills_all else is_missing_N
+        values, index_N = ([""], np.zeros(len(text), dtype=np.int64)) if fills_all else _factorize(text)
+        is_filled_N = bad_N & np.array([value.casefold() in _MISSING_TEXTS for value in values], dtype=bool)[index_N]
         block[is_filled_N], bad_N = column.fill, bad_N & ~is_filled_N
     return block, bad_N
 
 
-def _encode_one_hot(text: Sequence[str], categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _encode_one_hot(text: Any, categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     code_by_category = {value: code for code, value in enumerate(categories)}
-    code_by_text = {value: code_by_category.get(normalize_class_name(value), -1) for value in set(text)}
-    code_N = np.array([code_by_text[value] for value in text], dtype=np.int64)
+    values, index_N = _factorize(text)
+    codes = [code_by_category.get(normalize_class_name(value), -1) for value in values]
+    code_N = np.array(codes, dtype=np.int64)[index_N]
     return (code_N[:, None] == np.arange(len(categories))).astype(np.float32), code_N < 0
 
 
@@ -324,7 +347,7 @@ def _get_column_names(table: Any) -> list[str] | None:
     return [str(name) for name in (table if isinstance(table, Mapping) else table.columns)]
 
 
-def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, list[str]]:
+def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, Any]:
     """Convert the required columns of a table, or all columns if None, to text, with "" for a missing value."""
     names = _get_column_names(table)
     if names is None:
@@ -348,8 +371,13 @@ def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: b
     return text_by_column
 
 
-def _to_texts(column: Any) -> list[str]:
-    """Convert values to text as a CSV file holds them, one at a time, with "" for a missing value."""
+def _to_texts(column: Any) -> Any:
+    """Convert values to text as a CSV file holds them, one at a time, with "" for a missing value.
+
+    An Arrow column of texts stays. Its values are converted when they are used.
+    """
+    if hasattr(column, "dictionary_encode"):
+        return column
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise checks.error("table", type(column).__name__, "must hold a list of values in each column")
     # An array yields values of its type. As float32, 0.1 becomes the text "0.1"; as float64 it would get more digits.

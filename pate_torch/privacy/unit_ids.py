@@ -97,6 +97,20 @@ def make_content_ids(records: Iterable[Iterable[bytes]]) -> UnitIds:
     return np.array([compute_content_id(parts) for parts in records], dtype=str).view(UnitIds)
 
 
+def make_row_ids(columns: Sequence[Any]) -> UnitIds:
+    """Make the names of the rows of Arrow arrays of texts, each as by ``compute_content_id``."""
+    import pyarrow as pa  # imported here, because PATEClassifier reads no files
+    import pyarrow.compute as pc
+
+    parts = []
+    for column in columns:
+        lengths = pa.py_buffer(pc.binary_length(column).to_numpy().astype(">u8"))
+        length_N = pa.Array.from_buffers(pa.binary(8), len(column), [None, lengths])
+        parts += [length_N.cast(pa.binary()), column.cast(pa.binary())]
+    rows = pc.binary_join_element_wise(*parts, b"").to_pylist()
+    return np.array([hashlib.blake2b(row, digest_size=16).hexdigest() for row in rows], dtype=str).view(UnitIds)
+
+
 def number_copies(names: UnitIds) -> UnitIds:
     """Give equal records names of their own: the second copy of a record is named "<name> 2", and so on.
 

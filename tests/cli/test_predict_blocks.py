@@ -78,7 +78,7 @@ def predict_whole(options):
         quotes=options.quotes,
     )
     x = student.encode(table, unknown=options.unknown)
-    names = table[options.id] if options.id is not None else range(len(x))
+    names = table[options.id].to_pylist() if options.id is not None else range(len(x))
     return names, student.predict_proba(x), student.class_names
 
 

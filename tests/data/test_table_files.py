@@ -1,7 +1,9 @@
 """CSV and Parquet files are read strictly, and vectors with their ids; other files are refused in one line."""
 
 import bz2
+import csv
 import gzip
+import io
 import lzma
 import re
 
@@ -9,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from pate_torch.data import table_files
@@ -17,6 +21,38 @@ from pate_torch.data.table_files import read_table, read_vectors
 HEADER = "patient,ward,x,y\n"
 ROWS = [f"p{i % 7},w{i % 3},{i / 4},{i % 2}\n" for i in range(60)]
 PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+SPECIAL_PIECES = st.lists(
+    st.sampled_from(['"', '""', ",", "\n", "\r\n", "\r", "a", "1.5", " ", "é", "\u2028", "\x0c", "\0", "\\", "'"])
+)
+CELLS = st.sampled_from(["", "a", "b ", '""', '"x"', '"1,5"', '"say ""so"""', 'say "so"', '"a"b', '"', "é\x85", "nan"])
+CSV_ROWS = st.lists(st.lists(CELLS, max_size=3).map(",".join), max_size=6)
+
+
+def read_row_by_row(text, quotes):
+    """The columns of a CSV file by Python's reader of single rows. None if the file is refused."""
+    lines = io.StringIO(text.removeprefix("\ufeff"), newline=None).readlines()
+    if quotes and any(line.count('"') % 2 for line in lines):
+        return None
+    reader = csv.reader(lines, strict=True, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
+    rows, last_line = [], 0
+    try:
+        for row in reader:
+            if reader.line_num > last_line + 1:
+                return None
+            last_line = reader.line_num
+            rows += [row] if row else []
+    except csv.Error:
+        return None
+    is_header = rows and len(set(rows[0])) == len(rows[0]) and all(name.strip() for name in rows[0])
+    if not is_header or len(rows) < 2 or {len(row) for row in rows} != {len(rows[0])}:
+        return None
+    return {name: list(values) for name, *values in zip(*rows, strict=True)}
+
+
+def to_lists(table):
+    return {name: column.to_pylist() for name, column in table.items()}
 
 
 def replace_rows(changes):
@@ -57,15 +93,43 @@ def test_a_csv_file_that_does_not_fit_its_header_is_refused(suffix, header, rows
 def test_quotes_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b'\xef\xbb\xbfa,"b, or c"\r\n"1,5",\r\n\r\n"say ""so""",x\r\n')
-    assert read_table("dataset.path", path, ",") == {"a": ["1,5", 'say "so"'], "b, or c": ["", "x"]}
+    table = read_table("dataset.path", path, ",")
+    assert to_lists(table) == {"a": ["1,5", 'say "so"'], "b, or c": ["", "x"]}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    CSV_ROWS.flatmap(lambda rows: st.sampled_from(["\n", "\r\n"]).map(lambda end: end.join(["a,b", *rows, ""])))
+    | CSV_ROWS.map("\n".join)
+    | SPECIAL_PIECES.map("".join)
+    | SPECIAL_PIECES.map(lambda pieces: "a,b\n" + "".join(pieces)),
+    st.booleans(),
+)
+def test_any_text_is_read_as_by_a_reader_of_single_rows_or_refused(tmp_path_factory, text, quotes):
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    path.write_bytes(text.encode())
+    expected = read_row_by_row(text, quotes)
+    if expected is None:
+        check_refused(path, "dataset.path", quotes=quotes)
+    else:
+        assert to_lists(read_table("dataset.path", path, ",", quotes=quotes)) == expected
+
+
+def test_a_large_file_is_read_in_blocks(tmp_path):
+    rows = [f'{i},"{"x" * (i % 3)}, {i}"' for i in range(40_000)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["i,text", "", *rows]))
+    table = read_table("dataset.path", path, ",")
+    assert table["i"].num_chunks > 1
+    assert to_lists(table) == read_row_by_row(path.read_text(), quotes=True)
 
 
 def test_files_without_a_header_and_with_quotation_marks_as_characters(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("".join(f'"Odd" number {i}, she said "\tc{i % 2}\n' for i in range(8)))
     table = read_table("dataset.path", path, "\t", columns=["text", "label"], quotes=False)
-    assert table["label"] == ["c0", "c1"] * 4
-    assert table["text"] == [f'"Odd" number {i}, she said "' for i in range(8)]
+    assert table["label"].to_pylist() == ["c0", "c1"] * 4
+    assert table["text"].to_pylist() == [f'"Odd" number {i}, she said "' for i in range(8)]
     with pytest.raises(ValueError, match="a quote is left open"):
         read_table("dataset.path", path, "\t", columns=["text", "label"])
     with pytest.raises(ValueError, match="line 1 has 2 fields, and the header 3"):

@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from pate_torch.core import texts
@@ -13,6 +16,7 @@ from pate_torch.data import tabular
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.tabular import Embeddings
 from pate_torch.privacy.schema import Column, TableSchema
+from pate_torch.privacy.unit_ids import make_content_ids
 from tests.data.owner_files import CLASSES, Csv, Text, changed_cell, table, write
 
 
@@ -35,6 +39,21 @@ def test_columns_are_encoded_as_by_hand(suffix, tmp_path):
     torch.testing.assert_close(z[:, :2].std(0, correction=0), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
     assert data.spec.mean[2:] == (0.0,) * 5 and data.spec.std[2:] == (1.0,) * 5
     assert data.private.unit == "record" and not data.spec.benchmark and data.spec.nominal_size is None
+
+
+ID_CELLS = st.sampled_from(
+    ["", "a", "1e+20", "1E+20", "9007199254740993", "-12345678901234567890", "0.12345678901234567"]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(ID_CELLS | st.floats().map(str), ID_CELLS | st.text(max_size=20)), min_size=1, max_size=6))
+def test_the_ids_of_rows_are_those_of_each_row_alone(rows):
+    columns = {
+        name: pa.chunked_array([column[:2], column[2:]], pa.string()) for name, *column in zip("ab", *rows, strict=True)
+    }
+    expected = make_content_ids([tabular._spell_number(cell).encode() for cell in row] for row in rows)
+    assert tabular._make_row_ids(columns).tolist() == expected.tolist()
 
 
 def test_files_of_their_own_and_an_unlabeled_pool(tmp_path):

@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import Phase, assume, given, settings
@@ -226,7 +227,8 @@ def name_units_through_their_column(monkeypatch):
 
 def read_columns_by_pandas(monkeypatch):
     def read(file, *_):
-        yield {name: ["" if v != v else str(v) for v in column.tolist()] for name, column in pd.read_csv(file).items()}
+        columns = pd.read_csv(file).items()
+        yield {name: pa.chunked_array([["" if v != v else str(v) for v in column]]) for name, column in columns}
 
     monkeypatch.setattr(table_files, "_iterate_csv", read)
 

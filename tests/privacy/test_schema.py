@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -141,6 +142,32 @@ def test_a_schema_goes_through_json_and_damage_is_refused(damaged):
     assert TableSchema.from_dict(json.loads(json.dumps(SCHEMA.to_dict()))) == SCHEMA
     with pytest.raises(ValueError):
         TableSchema.from_dict(damaged)
+
+
+NUMBER_TEXTS = ["0x1p3", "+.5", "1e-400", "1e39", "Infinity", "-nan", "nan(1)", "\u0661", "1e5 ", "9" * 400, "5e-324"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(NUMBER_TEXTS) | CELLS | st.floats().map(str), min_size=1, max_size=5), st.booleans())
+def test_an_arrow_column_is_encoded_as_a_list(cells, has_fill):
+    """Arrow parses numbers faster than Python, and to the same numbers."""
+    tables = [{"a": cells}, {"a": pa.chunked_array([cells[:2], cells[2:]], pa.string())}]
+    of_list, of_arrow = (TableSchema.from_public(table) for table in tables)
+    assert of_list == of_arrow
+    number = TableSchema((Column("a", None, 1.0 if has_fill else None),))
+    for schema in (of_list, number):
+        rows = [schema.encode(table, unknown="zeros", missing="nan") for table in tables]
+        np.testing.assert_array_equal(*rows)
+        ids = [schema.compute_content_ids(table) for table in tables]
+        assert ids[0] == ids[1]
+        assert len({schema.withhold_categories(table) for table in tables}) == 1
+    messages = []
+    for table in tables:
+        try:
+            messages.append(number.encode(table).tolist())
+        except ValueError as error:
+            messages.append(str(error))
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
