@@ -40,6 +40,7 @@ from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.store import TeacherStore
 
 
 class _ComponentNode(ConfigNode):
@@ -184,6 +185,9 @@ def _build_method(
         fields = _list_method_fields(cfg)
     elif teachers is not None and "num_teachers" not in fields:
         raise checks.error("method", name, "cannot be combined with teachers, because it trains none", "Omit teachers.")
+    elif teachers is not None and OmegaConf.is_interpolation(cfg, "num_teachers"):
+        cfg, store = cfg.copy(), TeacherStore(run_folders.check_root(values["paths"]["root"]))
+        cfg.num_teachers = store.load_manifest(teachers)["num_teachers"]
     guide_student = instantiate_component(cfg, "guide_student", StudentAlgorithm | None)
     allow_uninformative = values["privacy"]["allow_uninformative_labels"]
     components: dict[str, Any] = {

@@ -31,7 +31,7 @@ from typing import Any
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import run_or_refuse
@@ -100,7 +100,8 @@ def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:
         else:
             if not axes and "experiment" not in keys:
                 axes = make_default_axes(base, keys, has_pilot=has_pilot)
-            plans = {evaluate(*row): row[0] for row in _iterate_rows(fixed_settings, axes, keys)}
+            composed = {axes.get("mechanism", (None,))[0]: cfg}
+            plans = {evaluate(*row): row[0] for row in _iterate_rows(composed, fixed_settings, axes, keys)}
     budget, source = evaluate.get_budget(base), "privacy.opening_budget" if account is None else "the account's cap"
     return PlanReport(
         dataset=facts.name,
@@ -131,10 +132,10 @@ def _diagnose(
     counts = sorted({pilot.num_records // max(1, max_size // 3**step) for step in range(5)})
     queries = sorted({max(min(10, max_queries), max_queries // 4**step) for step in range(3)})
     shards = tuple(diagnose_shards(pilot, replace(method, num_teachers=count)) for count in counts)
-    plans = dict[Choice, RunConfig]()
+    plans, composed = dict[Choice, RunConfig](), dict[str | None, DictConfig]()
     for count, (name, options) in itertools.product(counts, DIAGNOSED_MECHANISMS.items()):
         axes = {"num_teachers": (f"{count}",), "mechanism": (name,), "num_queries": (*map(str, queries),), **options}
-        rows = {evaluate(*row): row[0] for row in _iterate_rows(settings, axes, set(axes))}
+        rows = {evaluate(*row): row[0] for row in _iterate_rows(composed, settings, axes, set(axes))}
         best = select_best(tuple(rows)) or next(iter(rows))
         plans[best] = rows[best]
     return {choice: plan for choice, plan in plans.items() if choice.problem is None} or plans, shards
@@ -198,14 +199,25 @@ def make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bo
     return axes
 
 
-def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Iterator[tuple[RunConfig, Settings]]:
-    """Compose every combination. A recommended threshold is valid for the recommended K, and is scaled with K."""
+def _iterate_rows(
+    composed: dict[str | None, DictConfig], fixed_settings: Settings, axes: Axes, keys: set[str]
+) -> Iterator[tuple[RunConfig, Settings]]:
+    """Configure every combination. A recommended threshold is valid for the recommended K, and is scaled with K.
+
+    ``composed`` keeps what Hydra, which takes long, composed for each value of the key mechanism, or for None.
+    """
     num_rows = math.prod(map(len, axes.values()))
     if num_rows > MAX_ROWS:
         raise ValueError(f"{', '.join(axes)}: {num_rows} combinations, but at most {MAX_ROWS} are allowed")
     for values in itertools.product(*axes.values()):
-        settings = (*fixed_settings, *(f"{key}={value}" for key, value in zip(axes, values, strict=True)))
-        cfg = compose("config", overrides=list(settings))
+        row = dict(zip(axes, values, strict=True))
+        settings = (*fixed_settings, *(f"{key}={value}" for key, value in row.items()))
+        mechanism = row.pop("mechanism", None)
+        if mechanism not in composed:
+            composed[mechanism] = compose("config", overrides=[*fixed_settings, f"mechanism={mechanism}"])
+        cfg = composed[mechanism].copy()
+        for key, value in row.items():
+            OmegaConf.update(cfg, key, OverridesParser.create().parse_override(f"{key}={value}").value())
         if "threshold" in cfg.mechanism and not keys & {"mechanism.threshold", "experiment"}:
             factor = cfg.num_teachers / cfg.recommended.num_teachers
             if factor != 1:
@@ -240,7 +252,9 @@ def _make_pilot(options: PilotConfig, base: RunConfig, fixed_settings: Settings)
         source = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
     facts = source.declared_facts()
     private_paths = {place for path in planned_facts.paths for place in (path, *path.parents)}
-    are_other_files = facts.paths and private_paths and not facts.paths & private_paths
+    pairs = itertools.product(filter(Path.exists, facts.paths), filter(Path.exists, planned_facts.paths))
+    is_linked = any(path.samefile(other) for path, other in pairs)  # also by a hard link
+    are_other_files = facts.paths and private_paths and not (facts.paths & private_paths or is_linked)
     is_same = facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files)
     if is_same and source is not planned:
         rule = "must not hold the private records: dataset.path must name another file, which need not be here"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -38,8 +39,9 @@ _shows_traceback = False
 
 @hydra.main(version_base="1.3", config_path=find_config_folder(), config_name="config")
 def _run_config(cfg: DictConfig) -> None:
+    folder = Path(HydraConfig.get().runtime.output_dir)
     try:
-        config = hydra_config.build_run_config(cfg, Path(HydraConfig.get().runtime.output_dir))
+        config = hydra_config.build_run_config(cfg, folder)
         if cfg.study is None:
             pipeline.run(config, suggest_settings)
         else:
@@ -49,6 +51,8 @@ def _run_config(cfg: DictConfig) -> None:
             raise
         if isinstance(error, ValueError | FloatingPointError | OSError | SafetensorError):
             print(f"error: {format_error(error)}", file=sys.stderr)
+            if {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}:  # a refused run wrote nothing else
+                shutil.rmtree(folder, ignore_errors=True)
             sys.exit(2)
         traceback.print_exc()
         sys.exit(1)

@@ -192,7 +192,7 @@ class FileSource(DatasetSource):
         }
         private_path = files[PRIVATE][1].resolve()
         for role, (key, path) in files.items():
-            if role != PRIVATE and path.resolve() in (private_path, *private_path.parents):
+            if role != PRIVATE and (path.samefile(private_path) or path.resolve() in private_path.parents):
                 message = "is dataset.path, or a folder that contains it, so every private record would be public"
                 raise checks.error(key, str(path), message, f"Set {key} to separate public data, or leave it out.")
         if not (self.benchmark or self.publish_split or self.public_path):

@@ -10,7 +10,7 @@ import pate_torch
 from pate_torch.cli import main as cli
 from pate_torch.cli.train import run_or_refuse
 from tests import ROOT
-from tests.command_runs import TINY
+from tests.command_runs import TINY, train
 
 
 def check_in_a_fresh_process(code: str, *words: str, **environment: str) -> str:
@@ -66,6 +66,12 @@ def test_the_help_of_diagnose_opens_with_its_own_sentence_and_that_of_train_list
         "  opening_budget: ",
     ):
         assert any(line.startswith(start) for line in lines), start
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch):
+    for refused in ("num_teachers=0", "num_queries=5000"):  # before and after the folder is locked
+        assert "must be an integer in [1, " in train(tmp_path, refused, monkeypatch=monkeypatch).error
+    assert not list(tmp_path.glob("runs/*/*/*"))
 
 
 @pytest.mark.slow(reason="a process that imports torch")

@@ -66,6 +66,19 @@ def test_a_recommended_threshold_moves_with_the_number_of_teachers():
         )
 
 
+def test_a_plan_composes_one_configuration_for_each_mechanism(monkeypatch):
+    composed = []
+    monkeypatch.setattr(command, "compose", lambda *given, **words: composed.append(words) or compose(*given, **words))
+    assert len(plan("dataset=mnist").choices) == 3 and len(composed) == 1
+    settings = ("mechanism=gaussian,laplace", "num_teachers=100,200", "num_queries=10,20", "mechanism.sigma=20,30")
+    choices = plan(*settings).choices
+    assert len(choices) == 16 and len(composed) == 3
+    for choice in choices[::5]:
+        method = run_plan(*choice.settings).method  # as Hydra composes it
+        expected = method.num_teachers, method.num_queries, method.mechanism_name, method.mechanism.sigma
+        assert (choice.num_teachers, choice.num_queries, choice.mechanism, choice.parameters["sigma"]) == expected
+
+
 def test_a_plan_states_what_was_measured_with_the_figures_of_the_documentation():
     notes = plan("dataset=svhn", "data_root=/nowhere", "mechanism.sigma=40").notes
     measured = [note for note in notes if "teachers" in note and "2,417" in note]
@@ -253,10 +266,12 @@ def test_a_benchmark_is_diagnosed_on_itself(capsys, monkeypatch):
 
 def test_what_is_not_declared_public_is_not_diagnosed(tmp_path, capsys):
     public, bare = write_table(tmp_path / "public.csv", 60), write_table(tmp_path / "bare.csv", 60, labeled=False)
+    (tmp_path / "linked.csv").hardlink_to(public)
     for settings, message in (
         (("dataset=csv", *TABLE), "must be declared as public"),
         ((public, *TABLE[1:]), "must not hold the private records"),  # nobody knows which file is private
         ((public, f"dataset.path={tmp_path}/../{tmp_path.name}/public.csv", *TABLE[1:]), "must not hold the private"),
+        ((public, f"dataset.path={tmp_path}/linked.csv", *TABLE[1:]), "must not hold the private"),
         ((public, TABLE[0]), "nominal_size"),
         ((bare, *TABLE), "dataset.label"),
         ((public, "other.csv", *TABLE), "other.csv"),

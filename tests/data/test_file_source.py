@@ -189,10 +189,13 @@ def test_a_split_without_records_of_a_role_is_refused(role, fractions, files):
 
 
 @pytest.mark.parametrize("key", ["public_path", "test_path"])
-def test_the_private_file_is_not_the_public_one_too(key, files):
+def test_the_private_file_is_not_the_public_one_too(key, files, tmp_path):
     path = Path(files["own csv"])
     with pytest.raises(ValueError, match=rf"dataset\.{key}=.*every private record would be public"):
         Csv(path=str(path), **{key: str(path.parent / "images" / ".." / "t.csv")}).load()
+    (tmp_path / "linked.csv").hardlink_to(path)
+    with pytest.raises(ValueError, match=rf"dataset\.{key}=.*every private record would be public"):
+        Csv(path=str(path), **{key: str(tmp_path / "linked.csv")}).load()
     with pytest.raises(ValueError, match=rf"dataset\.{key}=.*or a folder that contains it"):
         ImageFolder(path=files["own images"], **{key: str(path.parent)}).load()
 
