@@ -60,7 +60,7 @@ def test_a_killed_process_costs_a_repetition(victim, tmp_path, forks):
     lines = []
     units = run_units(KillOnce(tmp_path, victim), UNITS, START, 2, print_message=lines.append)
     assert sorted(unit for unit, _ in units) == UNITS
-    assert len(lines) == 1 and (tmp_path / "killed").exists()
+    assert len(lines) <= 1 and (tmp_path / "killed").exists()  # none if a copy of the slow unit was faster
 
 
 def test_processes_of_a_run_that_is_stopped_end(tmp_path, forks):

@@ -190,7 +190,7 @@ def test_a_worker_killed_at_any_place_costs_a_repetition_and_counts_nothing_twic
         check(run(tmp_path / "work", Workers(workers=2), print_message=lines.append), alone)
     finally:
         groups._write, groups.train_launches = before
-    assert (tmp_path / "killed").exists() and len(lines) == 1
+    assert (tmp_path / "killed").exists() and len(lines) <= 1  # none if a copy of the slow group was faster
 
 
 PROGRAM = """
