@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TextIO
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as LiveDisplay
-from rich.text import Text
+from typing import TYPE_CHECKING, TextIO
 
 from pate_torch.core import checks
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as LiveDisplay
+    from rich.progress import Task
 
 Progress = Callable[[int, int], None]
 """Callback progress(done, total), which every long function calls as often as it likes."""
@@ -45,12 +43,23 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-class _RemainingTimeColumn(ProgressColumn):
-    """Column of the remaining time at the mean speed so far. Rich's column needs two reports in half a minute."""
+def _make_live_display(stream: TextIO) -> LiveDisplay | None:
+    """Make the bars of a terminal, or None for one that cannot redraw a line. Only a terminal needs rich's import."""
+    from rich import progress
+    from rich.console import Console
+    from rich.text import Text
 
-    def render(self, task: Task) -> Text:
-        end = task.fields["end"]
-        return Text("" if end is None else f"{format_duration(max(0.0, end - time.monotonic()))} left")
+    class RemainingTimeColumn(progress.ProgressColumn):
+        """Column of the remaining time at the mean speed so far. Rich's column needs two reports in half a minute."""
+
+        def render(self, task: Task) -> Text:
+            end = task.fields["end"]
+            return Text("" if end is None else f"{format_duration(max(0.0, end - time.monotonic()))} left")
+
+    console, name = Console(file=stream), progress.TextColumn("{task.description}", markup=False)
+    columns = (progress.BarColumn(bar_width=24), progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
+    bars = progress.Progress(name, *columns, RemainingTimeColumn(), console=console)
+    return None if console.is_dumb_terminal else bars
 
 
 class Stages:
@@ -68,12 +77,8 @@ class Stages:
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, callback: Callback | None = None) -> None:
         self.quiet, self.callback = checks.boolean("quiet", quiet), callback
         self.stream = sys.stderr if stream is None else stream
-        self.live_display: LiveDisplay | None = None
-        console = Console(file=self.stream)
-        # Console.is_terminal would be True in a file, too, if FORCE_COLOR is set.
-        if not quiet and self.stream.isatty() and not console.is_dumb_terminal:
-            columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), _RemainingTimeColumn())
-            self.live_display = LiveDisplay(TextColumn("{task.description}"), *columns, console=console)
+        # Rich's Console.is_terminal would be True in a file, too, if FORCE_COLOR is set.
+        self.live_display = None if quiet or not self.stream.isatty() else _make_live_display(self.stream)
 
     def __enter__(self) -> Stages:
         if self.live_display is not None:
@@ -86,7 +91,7 @@ class Stages:
 
     def __call__(self, name: str) -> Progress:
         """Begin a stage and show its name."""
-        task = None if self.live_display is None else self.live_display.add_task(escape(name), total=None, end=None)
+        task = None if self.live_display is None else self.live_display.add_task(name, total=None, end=None)
         if self.live_display is None:
             self.print_message(f"{name} ...")
         start, next_line, first_done, previous_done, is_finished = time.monotonic(), FIRST_LINE_SECONDS, 0, -1, False
@@ -116,7 +121,7 @@ class Stages:
     def print_message(self, line: str) -> None:
         """Print one line that belongs to no stage."""
         if self.live_display is not None:
-            self.live_display.console.print(Text(line))
+            self.live_display.console.print(line, markup=False, emoji=False, highlight=False)
         elif not self.quiet:
             print(line, file=self.stream, flush=True)
 

@@ -100,25 +100,27 @@ class NeighborSearch:
             return find_nearest(x_PD, count, self._stages(f"{name}, slower than after pip install 'pate-torch[large]'"))
         faiss, x, progress = importlib.import_module("faiss"), x_PD.contiguous().numpy(), self._stages(name)
         num_threads = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(1)  # the rounding depends on the number of threads
-        num_lists, recall, parts = round(4 * len(x) ** 0.5), 0.0, []
-        index = faiss.IndexIVFFlat(faiss.IndexFlatL2(x.shape[1]), x.shape[1], num_lists)
-        index.cp.max_points_per_centroid = 64  # a quarter of the default, and of the time
-        index.train(x)
-        index.add(x)
-        # One point more is searched, because each point finds itself. The two searches round distances differently.
-        x_RD = x[np.linspace(0, len(x) - 1, _NUM_SAMPLE_POINTS).astype(int)]
-        reach_R1 = faiss.knn(x_RD, x, count + 1)[0][:, -1:] + 1e-5 * np.square(x_RD).mean() * x.shape[1]
-        while recall < _MIN_RECALL and index.nprobe < num_lists:
-            index.nprobe += 1 + index.nprobe // 4
-            recall = float((index.search(x_RD, count + 1)[0][:, 1:] <= reach_R1).mean())
-        for x_BD in np.array_split(x, 64):
-            parts.append(index.search(x_BD, count + 1))
-            progress(len(parts), 64)
-        squared_PK, neighbor_PK = (np.concatenate(part) for part in zip(*parts, strict=True))
-        few_P = neighbor_PK[:, -1] < 0  # the lists that were read hold too few points
-        squared_PK[few_P], neighbor_PK[few_P] = faiss.knn(x[few_P], x, count + 1)
-        faiss.omp_set_num_threads(num_threads)
+        try:
+            faiss.omp_set_num_threads(1)  # the rounding depends on the number of threads
+            num_lists, recall, parts = round(4 * len(x) ** 0.5), 0.0, []
+            index = faiss.IndexIVFFlat(faiss.IndexFlatL2(x.shape[1]), x.shape[1], num_lists)
+            index.cp.max_points_per_centroid = 64  # a quarter of the default, and of the time
+            index.train(x)
+            index.add(x)
+            # One point more is searched, because each point finds itself. The two searches round distances differently.
+            x_RD = x[np.linspace(0, len(x) - 1, _NUM_SAMPLE_POINTS).astype(int)]
+            reach_R1 = faiss.knn(x_RD, x, count + 1)[0][:, -1:] + 1e-5 * np.square(x_RD).mean() * x.shape[1]
+            while recall < _MIN_RECALL and index.nprobe < num_lists:
+                index.nprobe += 1 + index.nprobe // 4
+                recall = float((index.search(x_RD, count + 1)[0][:, 1:] <= reach_R1).mean())
+            for x_BD in np.array_split(x, 64):
+                parts.append(index.search(x_BD, count + 1))
+                progress(len(parts), 64)
+            squared_PK, neighbor_PK = (np.concatenate(part) for part in zip(*parts, strict=True))
+            few_P = neighbor_PK[:, -1] < 0  # the lists that were read hold too few points
+            squared_PK[few_P], neighbor_PK[few_P] = faiss.knn(x[few_P], x, count + 1)
+        finally:
+            faiss.omp_set_num_threads(num_threads)
         self.recalls.append(recall)
         self._stages.print_message(
             f"Found {recall:.1%} of the nearest neighbors of {_NUM_SAMPLE_POINTS} of the points."

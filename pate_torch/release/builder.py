@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from pate_torch.accounting import accountant as accounting
@@ -260,5 +259,7 @@ def encode_picture(image_CHW: np.ndarray) -> str:
     """Encode one uint8 image [Ch, H, W], gray or in color, as a PNG in a data URI."""
     buffer = io.BytesIO()
     pixels = image_CHW[0] if len(image_CHW) == 1 else np.moveaxis(image_CHW, 0, 2)
+    from PIL import Image  # imported here, because few processes write a page
+
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

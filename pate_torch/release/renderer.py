@@ -14,16 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
-from jinja2 import Environment
 from markupsafe import Markup
-from rich import box
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
 from pate_torch.core.formatting import format_epsilon
@@ -38,6 +32,9 @@ from pate_torch.release.report import (
     format_percent,
 )
 from pate_torch.students.private_test import CONFIDENCE
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _PACKAGE_VERSION = version("pate-torch")  # read at import, so that an error comes before any charge
 SUMMARY_SCHEMA = 1
@@ -312,6 +309,12 @@ def print_summary(
     ``owner`` has the private metrics for the owner (name -> value), and ``paths`` the written files (name -> path). If
     ``stream`` is None, the table is printed to standard output.
     """
+    from rich import box  # imported here, because few processes print a table
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console(file=stream)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     frame, lines = (box.ROUNDED, box.HORIZONTALS) if console.is_terminal else (box.ASCII, box.ASCII)

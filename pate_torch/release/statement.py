@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import Any, NamedTuple
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import format_duration
 from pate_torch.privacy.records import LABEL_UNIT
 from pate_torch.release.owner_file import TUNING_METHODS
 from pate_torch.release.report import ReleaseRecord, ReleaseReport, format_price, format_route
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 NOT_PRIVATE = "NOT PRIVATE"
 NOT_PRIVATE_REASON = (
@@ -35,6 +36,8 @@ NOT_STATED = "not stated"
 
 def make_environment(**options: Any) -> Environment:
     """Make the Jinja environment of the package's templates, in which an unknown name raises an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # here, because few processes write a release
+
     environment = Environment(
         loader=PackageLoader("pate_torch.release"),
         undefined=StrictUndefined,

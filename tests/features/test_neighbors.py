@@ -139,6 +139,10 @@ def test_the_approximate_search_finds_as_many_neighbors_as_it_says(min_recall, m
             search = NeighborSearch(Stages())
             found.append(search.find(x, 10))
             assert faiss.omp_get_max_threads() == threads
+        monkeypatch.setattr(faiss, "knn", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            NeighborSearch().find(x, 10)
+        assert faiss.omp_get_max_threads() == threads, "also after an error"
     finally:
         faiss.omp_set_num_threads(num_threads)
     assert_same(*found)
