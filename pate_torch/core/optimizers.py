@@ -1,51 +1,25 @@
 """Fused optimizers for networks and for stacked teachers.
 
 The first step of an optimizer of ``torch.optim`` imports PyTorch's compiler, which takes two to three seconds in every
-process. All updates are element-wise, so that no norm or clipping mixes the parameters of different teachers. The
-parameters lie in one buffer, each at a multiple of ``VECTOR`` numbers: updates of the numbers after the last vector of
-a tensor are rounded otherwise, so that a teacher would depend on the number of teachers beside it.
+process. All updates are element-wise, so that no norm or clipping mixes the parameters of different teachers.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+ADAM_OPTIONS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
+
 VECTOR = 64
 """Multiple of the largest number of values that a processor updates at once."""
 
-ADAM_OPTIONS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
-
-class _Optimizer:
-    num_buffers: ClassVar[int]
-
-    def __init__(self, params: Sequence[Tensor], weight_decay: float) -> None:
-        assert len({(p.dtype, p.device) for p in params}) <= 1, "the parameters have one type and device"
-        self.params, self.weight_decay = list(params), weight_decay
-        *starts, total = itertools.accumulate((-(-p.numel() // VECTOR) * VECTOR for p in params), initial=0)
-        like: Any = {"dtype": params[0].dtype, "device": params[0].device} if params else {}
-        self.values, self.grads, *self.buffers = torch.zeros(2 + self.num_buffers, total, **like)
-        value_views, self.grad_views = (
-            [flat[start:].as_strided(p.shape, p.stride()) for p, start in zip(params, starts, strict=True)]
-            for flat in (self.values, self.grads)
-        )
-        for p, view in zip(params, value_views, strict=True):
-            view.copy_(p.detach())
-            p.data = view
-
-    def _gather_gradients(self) -> Tensor:
-        grads = [p.grad for p in self.params if p.grad is not None]
-        assert len(grads) == len(self.params), "a parameter has no gradient"
-        torch._foreach_copy_(self.grad_views, grads)
-        return self.grads
-
-
-class Adam(_Optimizer):
+class Adam:
     """AdamW (Loshchilov and Hutter 2019), which equals Adam if ``weight_decay`` is 0.
 
     Args:
@@ -53,22 +27,21 @@ class Adam(_Optimizer):
         weight_decay: Decoupled weight decay.
     """
 
-    num_buffers = 2
-
     def __init__(self, params: Sequence[Tensor], weight_decay: float) -> None:
-        super().__init__(params, weight_decay)
-        self.count = torch.zeros((), dtype=torch.float32, device=self.values.device)
+        self.params, self.weight_decay = list(params), weight_decay
+        self.mean = [torch.zeros_like(p) for p in params]
+        self.square = [torch.zeros_like(p) for p in params]
+        self.count = [torch.zeros((), dtype=torch.float32, device=p.device) for p in params]
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters with learning rate ``rate``."""
-        self.count += 1
-        tensors: Any = [[tensor] for tensor in (self.values, self._gather_gradients(), *self.buffers)]
-        tensors += [], [self.count]
+        torch._foreach_add_(self.count, 1)
+        tensors: Any = self.params, _get_gradients(self.params), self.mean, self.square, [], self.count
         torch._fused_adamw_(*tensors, lr=rate, weight_decay=self.weight_decay, **ADAM_OPTIONS)
 
 
-class Sgd(_Optimizer):
+class Sgd:
     """Stochastic gradient descent with heavy-ball momentum.
 
     Args:
@@ -77,17 +50,51 @@ class Sgd(_Optimizer):
         weight_decay: Coefficient of the L2 penalty.
     """
 
-    num_buffers = 1
-
     def __init__(self, params: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
-        super().__init__(params, weight_decay)
-        self.momentum = momentum
+        self.params, self.momentum, self.weight_decay = list(params), momentum, weight_decay
+        self.buffers = [torch.zeros_like(p) for p in params]
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters with learning rate ``rate``."""
-        gradient, momentum = self._gather_gradients(), self.buffers[0]
+        grads = _get_gradients(self.params)
         if self.weight_decay:
-            gradient.add_(self.values, alpha=self.weight_decay)
-        momentum.mul_(self.momentum).add_(gradient)
-        self.values.add_(momentum, alpha=-rate)
+            grads = list(torch._foreach_add(grads, self.params, alpha=self.weight_decay))
+        torch._foreach_mul_(self.buffers, self.momentum)
+        torch._foreach_add_(self.buffers, grads)
+        torch._foreach_add_(self.params, self.buffers, alpha=-rate)
+
+
+class ParameterBuffer:
+    """Parameters in one buffer, each at a multiple of ``VECTOR`` numbers, which an optimizer updates as one parameter.
+
+    An update rounds the numbers after the last vector of a tensor otherwise, so that the bits of a teacher would depend
+    on the number of teachers beside it. The buffer becomes the memory of the parameters.
+
+    Args:
+        params: Parameters of one type on one device, to which no other tensor refers.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
+        *starts, total = itertools.accumulate((-(-p.numel() // VECTOR) * VECTOR for p in params), initial=0)
+        self.values = params[0].detach().new_zeros(total)
+        self.values.grad = torch.zeros_like(self.values)
+        shapes = [(slice(start, start + p.numel()), p.shape) for start, p in zip(starts, params, strict=True)]
+        self.grads = [self.values.grad[place].view(shape) for place, shape in shapes]
+        for p, (place, shape) in zip(params, shapes, strict=True):
+            self.values[place] = p.detach().flatten()
+            p.data = self.values[place].view(shape)
+
+    @torch.no_grad()
+    def gather_gradients(self) -> None:
+        """Copy the gradients of the parameters to the gradient of the buffer, and remove them."""
+        torch._foreach_copy_(self.grads, _get_gradients(self.params))
+        for p in self.params:
+            p.grad = None
+
+
+def _get_gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    grads = [p.grad for p in params if p.grad is not None]
+    assert len(grads) == len(params), "a parameter has no gradient"
+    return grads

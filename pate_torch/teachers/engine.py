@@ -21,7 +21,7 @@ from torch import Tensor
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.device import float32_precision, to_device
-from pate_torch.core.optimizers import Adam, Sgd
+from pate_torch.core.optimizers import Adam, ParameterBuffer, Sgd
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features import augmentation
@@ -206,10 +206,10 @@ def train_params(
     ``forward`` computes logits [k, B, C] of inputs [B, k, ...] with ``params``. In the result, the parameters of a
     teacher without records are zero, so that it votes for one class. ``report_share`` is called at each curve point.
     """
-    leaves = list(params.values())
-    optimizer: Adam | Sgd = Adam(leaves, recipe.weight_decay)
+    buffer = ParameterBuffer(list(params.values()))
+    optimizer: Adam | Sgd = Adam([buffer.values], recipe.weight_decay)
     if recipe.optimizer == "sgd":
-        optimizer = Sgd(leaves, recipe.momentum, recipe.weight_decay)
+        optimizer = Sgd([buffer.values], recipe.momentum, recipe.weight_decay)
     num_points = min(CURVE_POINTS, recipe.steps)
     sums = torch.zeros(3, num_points, len(chunk), device=device)
     with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
@@ -218,9 +218,8 @@ def train_params(
             losses = _compute_losses(logits, y, recipe.label_smoothing)
             losses.sum().backward()
             with torch.no_grad():
+                buffer.gather_gradients()
                 optimizer.step(recipe.compute_learning_rate(step))
-                for leaf in leaves:
-                    leaf.grad = None
                 point, next_point = (s * num_points // recipe.steps for s in (step, step + 1))
                 sums[0, point] += losses.detach()
                 sums[1, point] += (logits.argmax(2) == y).to(sums.dtype).mean(1)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from pate_torch import networks
-from pate_torch.core.optimizers import Adam, Sgd
+from pate_torch.core.optimizers import Adam, ParameterBuffer, Sgd
 
 OURS = {"adam": lambda p: Adam(p, 0.02), "sgd": lambda p: Sgd(p, 0.9, 0.02)}
 TORCH = {
@@ -30,3 +30,25 @@ def test_steps_are_those_of_torch_optim(kind, layout):
         mine.step(0.01 / (step + 1))
     for (name, parameter), expected in zip(ours.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_an_update_in_a_buffer_does_not_depend_on_what_lies_beside_it(kind):
+    """The bits of five rows, updated alone and among others, with the tails that a vectorized loop leaves."""
+
+    def update(rows):
+        draw = torch.Generator().manual_seed(0)
+        full = [torch.randn(16, 7, generator=draw), torch.randn(16, generator=draw)]
+        params = [p[:rows].clone().requires_grad_() for p in full]
+        buffer = ParameterBuffer(params)
+        optimizer = OURS[kind]([buffer.values])
+        for _ in range(5):
+            sum((p.exp() * p).sum() for p in params).backward()
+            buffer.gather_gradients()
+            optimizer.step(0.01)
+        return params
+
+    expected = update(16)
+    for rows in range(1, 16):
+        for found, whole in zip(update(rows), expected, strict=True):
+            assert torch.equal(found, whole[:rows])
