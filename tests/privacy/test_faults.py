@@ -330,7 +330,7 @@ def fail(error):
     ("place", "charged"),
     [
         ("pate_torch.teachers.store.save_file", 0),
-        ("pate_torch.teachers.training.save_file", 0),
+        ("pate_torch.teachers.groups.save_file", 0),
         ("pate_torch.release.store.files.write_atomically", 0),  # the note of the unfinished call
         ("pate_torch.release.store.write", 1),
         ("pate_torch.owner_metrics.save_file", 1),
@@ -533,7 +533,8 @@ def test_votes_that_count_a_teacher_twice_are_refused(teachers):
         ({"id": "0" * 16}, "not this ensemble's manifest"),
         ({"schema_version": 99}, "schema version"),
         ({"num_teachers": 7}, "num_teachers|do not fit"),
-        ({"sha256": "0" * 64}, "changed after it was saved"),
+        ({"sha256": "0" * 64}, "not this ensemble's manifest"),
+        ({"sha256": {"group_000000.safetensors": "0" * 64}}, "changed after it was saved"),
         ({"fingerprint": "0" * 64}, "fingerprint"),
         ({"fingerprint": "../x"}, "fingerprint"),
         ({"dataset": "other"}, "dataset"),
