@@ -403,6 +403,7 @@ def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: P
         "delta": privacy.delta,
     }
 
+    @functools.cache
     def compute_fingerprint() -> str:
         return config.method.compute_fingerprint(store, all_private) + store.compute_fingerprint(all_private)
 

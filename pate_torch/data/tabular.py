@@ -18,15 +18,7 @@ from pate_torch.data.file_source import PATH_FIELDS, FileRecords, FileSource, Po
 from pate_torch.data.table_files import Table, count_rows, read_table, read_vectors
 from pate_torch.privacy.records import Dataset, EncoderCard
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
-from pate_torch.privacy.unit_ids import (
-    PRIVATE,
-    PUBLIC,
-    UnitIds,
-    compute_content_id,
-    concatenate_unit_ids,
-    make_row_ids,
-    parse_unit_ids,
-)
+from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, UnitIds, compute_content_id, make_row_ids, parse_unit_ids
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
 """Keys of the declared facts about the encoder that computed the vectors."""
@@ -280,8 +272,7 @@ class Embeddings(TableSource):
 
 
 def _make_row_ids(table: Table) -> UnitIds:
-    batches = pa.table(table).to_batches()
-    return concatenate_unit_ids([make_row_ids(list(map(_spell_numbers, batch.columns))) for batch in batches])
+    return make_row_ids(map(_spell_numbers, batch.columns) for batch in pa.table(table).to_batches())
 
 
 def _spell_numbers(text: pa.Array) -> pa.Array:

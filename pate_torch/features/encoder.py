@@ -236,7 +236,7 @@ class Encoder:
         if points.kind == "text" and not isinstance(x, Tensor):
             if is_table:
                 checks.one_of("text", points.text, [str(name) for name in x])
-                x = x[points.text]
+                x = x[points.text].to_pylist() if hasattr(x[points.text], "to_pylist") else x[points.text]
             if isinstance(x, str):
                 raise checks.error("texts", "one text", "must be a list of texts")
             return texts.encode_texts("texts", list(x), points.input_shape[0])

@@ -97,18 +97,21 @@ def make_content_ids(records: Iterable[Iterable[bytes]]) -> UnitIds:
     return np.array([compute_content_id(parts) for parts in records], dtype=str).view(UnitIds)
 
 
-def make_row_ids(columns: Sequence[Any]) -> UnitIds:
-    """Make the names of the rows of Arrow arrays of texts, each as by ``compute_content_id``."""
+def make_row_ids(blocks: Iterable[Iterable[Any]]) -> UnitIds:
+    """Make the names of the rows of blocks, each as by ``compute_content_id``. A block is Arrow arrays of texts."""
     import pyarrow as pa  # imported here, because PATEClassifier reads no files
     import pyarrow.compute as pc
 
-    parts = []
-    for column in columns:
-        lengths = pa.py_buffer(pc.binary_length(column).to_numpy().astype(">u8"))
-        length_N = pa.Array.from_buffers(pa.binary(8), len(column), [None, lengths])
-        parts += [length_N.cast(pa.binary()), column.cast(pa.binary())]
-    rows = pc.binary_join_element_wise(*parts, b"").to_pylist()
-    return np.array([hashlib.blake2b(row, digest_size=16).hexdigest() for row in rows], dtype=str).view(UnitIds)
+    digests = list[str]()
+    for columns in blocks:
+        parts = []
+        for column in columns:
+            lengths = pa.py_buffer(pc.binary_length(column).to_numpy().astype(">u8"))
+            length_N = pa.Array.from_buffers(pa.binary(8), len(column), [None, lengths])
+            parts += [length_N.cast(pa.binary()), column.cast(pa.binary())]
+        rows = pc.binary_join_element_wise(*parts, b"").to_pylist()
+        digests += [hashlib.blake2b(row, digest_size=16).hexdigest() for row in rows]
+    return np.array(digests, dtype=str).view(UnitIds)
 
 
 def number_copies(names: UnitIds) -> UnitIds:
@@ -129,11 +132,9 @@ def compute_content_id(parts: Iterable[bytes]) -> str:
 
     The hash has no key, so the id of a private record is as private as the record and must stay in the private store.
     """
-    state = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
-        state.update(part)
-    return state.hexdigest()
+    # Lengths keep ("ab", "c") and ("a", "bc") apart.
+    content = b"".join([len(part).to_bytes(8, "big") + part for part in parts])
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def compute_keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
