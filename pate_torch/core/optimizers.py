@@ -69,22 +69,26 @@ class ParameterBuffer:
     """Parameters in one buffer, each at a multiple of ``VECTOR`` numbers, which an optimizer updates as one parameter.
 
     An update rounds the numbers after the last vector of a tensor otherwise, so that the bits of a teacher would depend
-    on the number of teachers beside it. The buffer becomes the memory of the parameters.
+    on the number of teachers beside it.
 
     Args:
-        params: Parameters of one type on one device, to which no other tensor refers.
+        params: Initial values of the parameters, of one type on one device.
+
+    Attributes:
+        values: All parameters, and zeros between them.
+        params: Parameters, which are parts of ``values``.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
-        self.params = list(params)
         *starts, total = itertools.accumulate((-(-p.numel() // VECTOR) * VECTOR for p in params), initial=0)
         self.values = params[0].detach().new_zeros(total)
-        self.values.grad = torch.zeros_like(self.values)
-        shapes = [(slice(start, start + p.numel()), p.shape) for start, p in zip(starts, params, strict=True)]
-        self.grads = [self.values.grad[place].view(shape) for place, shape in shapes]
-        for p, (place, shape) in zip(params, shapes, strict=True):
-            self.values[place] = p.detach().flatten()
-            p.data = self.values[place].view(shape)
+        gradient = self.values.grad = torch.zeros_like(self.values)
+        self.params, self.grads = list[Tensor](), list[Tensor]()
+        for start, p in zip(starts, params, strict=True):
+            part, grad = (flat[start : start + p.numel()].view(p.shape) for flat in (self.values, gradient))
+            part.copy_(p.detach())
+            self.params.append(part.detach().requires_grad_())
+            self.grads.append(grad)
 
     @torch.no_grad()
     def gather_gradients(self) -> None:

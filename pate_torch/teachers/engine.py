@@ -201,12 +201,14 @@ def train_params(
     device: torch.device,
     report_share: ShareCallback = do_nothing,
 ) -> TrainedChunk:
-    """PRIVATE. Train the parameters of a chunk, which are on the device, in place.
+    """PRIVATE. Train the parameters of a chunk, which are on the device.
 
-    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] with ``params``. In the result, the parameters of a
-    teacher without records are zero, so that it votes for one class. ``report_share`` is called at each curve point.
+    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] with ``params``, whose values are replaced. In the result,
+    the parameters of a teacher without records are zero, so that it votes for one class. ``report_share`` is called at
+    each curve point.
     """
     buffer = ParameterBuffer(list(params.values()))
+    params.update(zip(params, buffer.params, strict=True))
     optimizer: Adam | Sgd = Adam([buffer.values], recipe.weight_decay)
     if recipe.optimizer == "sgd":
         optimizer = Sgd([buffer.values], recipe.momentum, recipe.weight_decay)
@@ -247,7 +249,7 @@ def train_stacked(
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
-    params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
+    params = {name: p.to(device) for name, p in initial.items()}
     dtype = torch.bfloat16 if recipe.dtype == "bf16" else recipe.torch_dtype
 
     def forward(x: Tensor) -> Tensor:

@@ -39,14 +39,13 @@ def test_an_update_in_a_buffer_does_not_depend_on_what_lies_beside_it(kind):
     def update(rows):
         draw = torch.Generator().manual_seed(0)
         full = [torch.randn(16, 7, generator=draw), torch.randn(16, generator=draw)]
-        params = [p[:rows].clone().requires_grad_() for p in full]
-        buffer = ParameterBuffer(params)
+        buffer = ParameterBuffer([p[:rows] for p in full])
         optimizer = OURS[kind]([buffer.values])
         for _ in range(5):
-            sum((p.exp() * p).sum() for p in params).backward()
+            sum((p.exp() * p).sum() for p in buffer.params).backward()
             buffer.gather_gradients()
             optimizer.step(0.01)
-        return params
+        return buffer.params
 
     expected = update(16)
     for rows in range(1, 16):

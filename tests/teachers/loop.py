@@ -23,7 +23,7 @@ def train_loop(chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, d
         networks.initialize(module, make_torch_generator(seed, "teacher", teacher, "init"))
         module.to(device, recipe.torch_dtype)
 
-        params = {name: p.detach()[None].clone().requires_grad_() for name, p in module.named_parameters()}
+        params = {name: p.detach()[None] for name, p in module.named_parameters()}
 
         def forward(x: Tensor, module: nn.Module = module, params: dict[str, Tensor] = params) -> Tensor:
             with torch.autocast(device.type, torch.bfloat16) if recipe.dtype == "bf16" else nullcontext():
