@@ -203,9 +203,9 @@ def train_params(
 ) -> TrainedChunk:
     """PRIVATE. Train the parameters of a chunk, which are on the device.
 
-    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] with ``params``, whose values are replaced. In the result,
-    the parameters of a teacher without records are zero, so that it votes for one class. ``report_share`` is called at
-    each curve point.
+    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] with ``params``, whose values are replaced. In the
+    result, the parameters of a teacher without records are zero, so that it votes for one class. ``report_share`` is
+    called at each curve point.
     """
     buffer = ParameterBuffer(list(params.values()))
     params.update(zip(params, buffer.params, strict=True))
