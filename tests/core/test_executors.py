@@ -133,3 +133,17 @@ def test_a_killed_job_of_submitit_costs_a_repetition(tmp_path):
     units = run_units(KillOnce(tmp_path, 1), UNITS[:3], start, 2, print_message=lines.append)
     assert sorted(unit for unit, _ in units) == UNITS[:3]
     assert len(lines) <= 1 and (tmp_path / "killed").exists()  # none where a copy of the slow job was faster
+
+
+@pytest.mark.slow(reason="starts Ray")
+@pytest.mark.filterwarnings("ignore")
+def test_the_adapter_for_ray_of_the_page_runs_units(tmp_path):
+    ray = pytest.importorskip("ray")
+    page, names = (ROOT / "docs" / "cluster.md").read_text(), {"__name__": "adapter"}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    try:
+        units = run_units(work, UNITS, partial(names["Ray"](workers=2).start, folder=tmp_path), 2)
+        results = dict(units)
+        assert sorted(results) == UNITS and os.getpid() not in {pid for _, pid, _ in results.values()}
+    finally:
+        ray.shutdown()
