@@ -39,7 +39,7 @@ COMMANDS = {
 _JSON = ("--json", dict(action="store_true", help="print one JSON object"))
 _STUDENT = ("run", dict(type=Path, help="folder of a run or of a release, or file of a student"))
 _VOTES = "votes=FILE (predictions [K, P] or aggregated counts [P, C]), num_classes=, dataset.name=, ..."
-_LEDGER = "ledger file of the release (without a path: ledger.sqlite of your store)"
+_LEDGER = "ledger file of the release (without a path: PATE_LEDGER, or ledger.sqlite of your store)"
 _PUBLIC = "file of labeled public records, and settings of train.py and pilot.*"
 _ALGORITHMS = {**DESCRIPTIONS, "bounds": "print the sample size that each algorithm needs"}
 

@@ -12,6 +12,7 @@ nothing to check.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,15 @@ TEXT_KEYS = ("source", "date", "mechanism", "adjacency")
 NUMBER_KEYS = ("epsilon", "delta", "sigma", "sensitivity", "clip", "noise_multiplier", "steps", "sampling_rate")
 
 
-def verify_release(path: Path, ledger_path: Path | None = None) -> Iterator[Check]:
+def verify_release(path: Path, ledger_place: Path | str | None = None) -> Iterator[Check]:
     """Run every check of the folder of a run or of its release. Raises ValueError if there is nothing to check."""
     folder = release.ReleaseFolder.load(path)
     for check in release.run_checks(folder):
         yield check
         if check.name == "schema" and not check.is_ok:
             return
-    if ledger_path is not None:
-        yield from ledger.run_checks(folder, ledger_path)
+    if ledger_place is not None:
+        yield from ledger.run_checks(folder, ledger_place)
     else:
         message = "the entries, the account's terms, other charges and the cap are checked with --ledger"
         yield Check("ledger", True, message, is_checked=False)
@@ -119,11 +120,13 @@ def compute_claim_bounds(claim: Mapping[str, Any], sensitivity: float) -> Epsilo
 
 def main(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    own_ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
-    ledger_path = own_ledger if options.ledger == Path() else options.ledger
+    place = options.ledger
+    if place == Path():
+        file = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
+        place = os.environ.get("PATE_LEDGER") or file
     if (options.release is None) == (options.claim is None):
         raise checks.error("release", options.release, "must be set, or --claim", "Set one of them.")
-    results = verify_claim(options.claim) if options.claim else verify_release(options.release, ledger_path)
+    results = verify_claim(options.claim) if options.claim else verify_release(options.release, place)
     is_ok = True
     for check in results:
         print(check, flush=True)

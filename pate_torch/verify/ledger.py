@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import sqlite3
@@ -14,28 +15,43 @@ from pate_torch.verify import prices
 from pate_torch.verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, ReleaseFolder, make_check
 
 
-def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Read all entries with their hashes. Raises ValueError if there is no ledger or the hash chain is broken."""
-    try:
-        with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as database:
-            rows = database.execute("SELECT seq, hash, body FROM entries ORDER BY seq").fetchall()
-    except sqlite3.Error as error:
-        raise ValueError(f"ledger={str(path)!r}: cannot be read ({error}). Name a ledger.sqlite.") from error
+def read_entries(ledger: Path | str) -> list[dict[str, Any]]:
+    """Read all entries of a file or of the database at a URL, which may hold a password and so is not shown.
+
+    Raises:
+        ValueError: There is no ledger, or the hash chain is broken.
+    """
+    name = f"ledger={str(ledger)!r}" if isinstance(ledger, Path) else "PATE_LEDGER"
+    if isinstance(ledger, Path):
+        try:
+            with sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=ro", uri=True) as database:
+                rows = database.execute("SELECT seq, hash, body FROM entries ORDER BY seq").fetchall()
+        except sqlite3.Error as error:
+            raise ValueError(f"{name}: cannot be read ({error}). Name a ledger.sqlite.") from error
+    else:
+        try:
+            sqlalchemy = importlib.import_module("sqlalchemy")  # only the extra postgres installs it
+            settings = {"client_encoding": "utf8", "connect_timeout": 10}
+            engine = sqlalchemy.create_engine(ledger, poolclass=sqlalchemy.NullPool, connect_args=settings)
+            with engine.connect() as database:
+                rows = database.exec_driver_sql("SELECT seq, hash, body FROM pate_ledger.entries ORDER BY seq").all()
+        except Exception as error:
+            raise ValueError(f"{name}: cannot be read ({type(error).__name__}). Try pate ledger verify.") from None
     previous_hash, chain = "0" * 64, []
     for number, (seq, digest, body) in enumerate(rows, 1):
         entry = json.loads(body)
         is_next = (seq, entry["seq"], entry["prev"]) == (number, number, previous_hash)
         if not is_next or hashlib.sha256(body.encode()).hexdigest() != digest:
-            raise ValueError(f"ledger={str(path)!r}: was edited, because its chain breaks at entry {number}.")
+            raise ValueError(f"{name}: was edited, because its chain breaks at entry {number}.")
         previous_hash = digest
         chain.append({**entry, "hash": digest})
     return chain
 
 
-def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
+def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
     """Compare the statement with the ledger's entries up to the head in the statement."""
     statement, account = folder.statement, folder.statement["composition"]
-    chain = read_entries(path)
+    chain = read_entries(place)
     heads = [entry["seq"] for entry in chain if entry["hash"] == statement["verification"]["ledger_head"]]
     position = f"entry {heads[0]}" if heads else "not in this ledger: this is another ledger, or entries are missing"
     yield Check("chain", bool(heads), f"{len(chain)} entries follow one another; the statement's head is {position}")

@@ -512,12 +512,14 @@ def test_no_credentials_show_in_what_runs_print_and_write(server, database, url,
     assert main(["verify", "--contains", summary["ledger_head"]]) == 0
     assert main(["backup", str(tmp_path / "copy.sqlite")]) == 0
     assert pate(["verify", str(folder), "--ledger", str(tmp_path / "copy.sqlite")]) == 0
+    assert pate(["verify", str(folder), "--ledger"]) == 0
     with Ledger(tmp_path / "copy.sqlite", create=False, readonly=True) as copy, Ledger(url, readonly=True) as ledger:
         assert copy.read_entries() == ledger.read_entries()
     count = len(read_entries(server, database))
     monkeypatch.setenv("PATE_LEDGER", url.replace("hush", "hushed"))
     with pytest.raises(LedgerError, match="password authentication failed"):
         run(1)
+    assert pate(["verify", str(folder), "--ledger"]) == 2
     with Proxy(server) as gone:
         monkeypatch.setenv("PATE_LEDGER", server.get_url(database, gone.port))
     with pytest.raises(LedgerError, match="Connection refused"):
