@@ -115,7 +115,11 @@ class Submitit(Workers):
 
     def start(self, num_workers: int, folder: Path) -> Executor:
         submitit = checks.import_optional("submitit", "slurm", "executor", "submitit")
-        executor = submitit.AutoExecutor(folder / "jobs", cluster=self.cluster)
+        try:
+            executor = submitit.AutoExecutor(folder / "jobs", cluster=self.cluster)
+        except RuntimeError as error:
+            problem, fix = "needs Slurm's command srun on this machine", "Use executor.cluster=local to try it here."
+            raise checks.error("executor.cluster", self.cluster, problem, fix) from error
         executor.update_parameters(**self.parameters)
         return JobExecutor(num_workers, executor.submit, submitit.core.utils.UncompletedJobError)
 

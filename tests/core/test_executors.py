@@ -112,6 +112,9 @@ def test_processes_are_used_where_they_save_time():
 
 
 def test_settings_that_cannot_work_are_refused(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match=r"executor\.cluster='slurm': needs Slurm's command srun"):
+        Submitit().start(1, Path("jobs"))
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ValueError, match=r"executor='dask': needs the package distributed.*pate-torch\[dask\]"):
         Dask().start(1, Path())

@@ -64,6 +64,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "PrivateEpsilon": {"allow_net_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
     "Workers": {"workers": 1, "chunk": 2},
+    "Dask": {"workers": 1},
+    "Submitit": {"workers": 2, "cluster": "local"},
     "Logistic": {"ridge": 1.0},  # no cross-validation
     "Encoder": {"module": Shape()},
     "DPSGD": {"network": "logistic", "noise_multiplier": 1.0},
