@@ -102,9 +102,11 @@ def _iterate_csv(file: Path, separator: str, columns: Sequence[str] | None, quot
         types = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
         while block := "".join(itertools.islice(rows, count_block_rows(len(names)))).encode():
             reading = pa.csv.ReadOptions(column_names=names, block_size=len(block) + 1, use_threads=False)
-            yield dict(
-                zip(names, pa.csv.read_csv(pa.BufferReader(block), reading, parsing, types).columns, strict=True)
-            )
+            try:
+                columns = pa.csv.read_csv(pa.BufferReader(block), reading, parsing, types).columns
+            except pa.ArrowException:  # whose message may quote a private row
+                raise ValueError("Arrow cannot parse the rows") from None
+            yield dict(zip(names, columns, strict=True))
 
 
 def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool, width: int) -> Iterator[str]:

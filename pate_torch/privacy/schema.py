@@ -374,10 +374,11 @@ def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: b
 def _to_texts(column: Any) -> Any:
     """Convert values to text as a CSV file holds them, one at a time, with "" for a missing value.
 
-    An Arrow column of texts stays. Its values are converted when they are used.
+    An Arrow column of texts, as ``data.table_files`` reads it, stays. Its values are converted when they are used.
     """
-    if hasattr(column, "dictionary_encode"):
+    if hasattr(column, "chunks") and str(column.type) == "string" and not column.null_count:
         return column
+    column = column.to_pylist() if hasattr(column, "to_pylist") else column
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise checks.error("table", type(column).__name__, "must hold a list of values in each column")
     # An array yields values of its type. As float32, 0.1 becomes the text "0.1"; as float64 it would get more digits.

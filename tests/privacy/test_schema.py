@@ -180,3 +180,11 @@ def test_column_of_numbers_has_the_texts_of_its_values(dtype):
         values = np.concatenate([values, others, np.random.default_rng(0).standard_normal(1000)])
 
     assert _to_texts(values) == [format_value(value) for value in values]
+
+
+@pytest.mark.parametrize("make", [pa.array, lambda values: pa.chunked_array([values])])
+def test_arrow_columns_of_users_are_read_as_lists(make):
+    values = {"word": ["x", None, "y", "x"], "size": [1.5, None, 2.0, 3.25], "flag": [True, False, True, False]}
+    schema = TableSchema.from_public(values)
+    columns = {name: make(column) for name, column in values.items()}
+    np.testing.assert_array_equal(schema.encode(columns, missing="nan"), schema.encode(values, missing="nan"))
