@@ -51,7 +51,7 @@ def _run_config(cfg: DictConfig) -> None:
             raise
         if isinstance(error, ValueError | FloatingPointError | OSError | SafetensorError):
             print(f"error: {format_error(error)}", file=sys.stderr)
-            if {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}:  # a refused run wrote nothing else
+            if {path.name for path in folder.glob("*")} <= {".hydra", "train.log"}:  # a refused run wrote nothing else
                 shutil.rmtree(folder, ignore_errors=True)
             sys.exit(2)
         traceback.print_exc()
