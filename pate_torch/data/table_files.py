@@ -101,6 +101,7 @@ def _iterate_csv(file: Path, separator: str, columns: Sequence[str] | None, quot
         parsing = pa.csv.ParseOptions(delimiter=separator, quote_char='"' if quotes else False)
         types = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
         while block := "".join(itertools.islice(rows, count_block_rows(len(names)))).encode():
+            block = b"\xef\xbb\xbf" + block  # Arrow skips the byte order mark of a block, and so none of a cell
             reading = pa.csv.ReadOptions(column_names=names, block_size=len(block) + 1, use_threads=False)
             try:
                 columns = pa.csv.read_csv(pa.BufferReader(block), reading, parsing, types).columns

@@ -219,3 +219,12 @@ def test_vectors_are_read_in_blocks_as_if_they_were_one_array(kind, tmp_path, mo
     expected = np.where(row_M[:, None] < 0, np.nan, x[row_M]).astype(np.float32)
     np.testing.assert_array_equal(vectors.gather(row_M).numpy(), expected)
     assert vectors.ids == ids and np.flatnonzero(~vectors.is_finite_N).tolist() == [6]
+
+
+def test_a_cell_keeps_its_byte_order_mark_at_any_place_of_a_block(tmp_path):
+    """If Arrow skipped the mark at the start of a block, a cell would depend on the number of rows before it."""
+    file, count = tmp_path / "t.csv", table_files.count_block_rows(2)
+    rows = [*(f"r{number},0" for number in range(count)), "\ufeffmarked,1", "z,0"]
+    for first in (0, 1):
+        file.write_text("\n".join(["a,b", *rows[first:], ""]), encoding="utf-8")
+        assert read_table("path", file, ",")["a"][count - first].as_py() == "\ufeffmarked"
