@@ -258,26 +258,38 @@ def train_stacked(
     return train_params(forward, params, chunk, spec, recipe, seed, device, report_share)
 
 
+def train_launch(task: TrainingTask, chunk: Chunk, report_share: ShareCallback = do_nothing) -> TrainedChunk:
+    """PRIVATE. Train the teachers of one launch at once.
+
+    A single teacher is trained beside one without records if launches may be larger, because a product of single
+    matrices is rounded otherwise than one of a stack.
+    """
+    size = len(chunk)
+    if size == 1 < task.launch_size:
+        tensors = (torch.cat([value, torch.zeros_like(value)]) for value in (chunk.x_kS, chunk.y_kS, chunk.size_k))
+        chunk = Chunk(chunk.first, *tensors)
+    result = train_stacked(chunk, task.spec, task.recipe, task.seed, task.device, report_share)
+    params, curves = ({name: v[:size] for name, v in part.items()} for part in (result.params, result.curves))
+    return TrainedChunk(params, curves)
+
+
 def train_launches(task: TrainingTask, chunk: Chunk, report_share: ShareCallback = do_nothing) -> dict[str, Tensor]:
     """PRIVATE. Train a chunk in launches, and return parameters and learning curves, [k, ...] each, by name."""
     parts = list[dict[str, Tensor]]()
     for launch in task.plan_launches(chunk.teachers):
         rows = slice(launch.start - chunk.first, launch.stop - chunk.first)
         part = Chunk(launch.start, chunk.x_kS[rows], chunk.y_kS[rows], chunk.size_k[rows])
-        if len(part) == 1 < task.launch_size:  # a product of single matrices is rounded otherwise than one of a stack
-            tensors = (torch.cat([value, torch.zeros_like(value)]) for value in (part.x_kS, part.y_kS, part.size_k))
-            part = Chunk(launch.start, *tensors)
 
-        def report(share: float, first: int = rows.start, size: int = len(launch)) -> None:
+        def report(share: float, first: int = rows.start, size: int = len(part)) -> None:
             report_share((first + share * size) / len(chunk))
 
         try:
-            result = train_stacked(part, task.spec, task.recipe, task.seed, task.device, report)
+            result = train_launch(task, part, report)
         except torch.OutOfMemoryError as error:
-            problem = f"{len(launch)} teachers at once do not fit into the memory of the GPU"
+            problem = f"{len(part)} teachers at once do not fit into the memory of the GPU"
             fix = "Lower executor.chunk or teacher.batch_size."
             raise checks.error("executor.chunk", task.launch_size, problem, fix) from error
-        parts.append({name: value[: len(launch)] for name, value in (result.params | result.curves).items()})
+        parts.append(result.params | result.curves)
         report(1.0)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 

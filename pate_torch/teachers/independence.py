@@ -25,7 +25,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode, single_thread_mode
 from pate_torch.core.executors import ProcessPool
-from pate_torch.teachers.engine import Chunk, ChunkSource, TrainingTask, train_stacked
+from pate_torch.teachers.engine import Chunk, ChunkSource, TrainingTask, train_launch
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -148,9 +148,9 @@ class Retraining:
 
     def __call__(self, blank_ensemble: TeacherEnsemble, place: int, public_x: Tensor) -> bytes:
         """PRIVATE. Train the teacher, and return its parameters and probabilities as bytes."""
-        task, device = self.task, self.task.device
+        device = self.task.device
         with deterministic_mode(device), single_thread_mode(device.type == "cpu"):
-            result = train_stacked(self.chunk, task.spec, task.recipe, task.seed, device)
+            result = train_launch(self.task, self.chunk)
         for name, value in result.params.items():
             blank_ensemble.groups[0][name][place] = value[self.row]
         blank_ensemble.trained_K[place] = bool(self.chunk.size_k[self.row])

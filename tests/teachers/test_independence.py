@@ -31,6 +31,13 @@ def test_an_honest_teacher_comes_out_bit_for_bit(network, teacher, monkeypatch):
     trial_of(teacher, monkeypatch, network=network, options=OPTIONS.get(network, {})).run(records(20, seed=1).x, CPU)
 
 
+def test_the_only_teacher_of_the_last_launch_comes_out_bit_for_bit(monkeypatch):
+    """The ninth of nine teachers in launches of four, which is padded both times."""
+    trial = trial_of(8, monkeypatch, processes(chunk=4))
+    assert len(trial.retraining.chunk) == 1
+    trial.run(records(20, seed=1).x, CPU)
+
+
 @pytest.mark.fresh_process
 def test_a_fresh_process_has_the_records_of_the_teacher_and_nothing_that_is_planted_here(monkeypatch, tmp_path):
     trial_of(4, monkeypatch, processes(workers=2), tmp_path).run(records(20, seed=1).x, CPU)
