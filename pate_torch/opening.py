@@ -34,6 +34,7 @@ from pate_torch.release import store as release_store
 from pate_torch.release.charges import explained_interrupts
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.store import UnfinishedCall, WrittenRelease
+from pate_torch.students.private_test import format_size_warning
 from pate_torch.students.store import load as load_student
 from pate_torch.teachers.store import RecordHashes, TeacherStore
 
@@ -157,6 +158,8 @@ class OpenRun:
             run._open_budget(planned_events)
             if forecast is not None:
                 stages.print_message(forecast)
+            if text := format_size_warning(config.private_test, facts.spec.nominal_size or facts.num_units):
+                stages.print_message(text)
             yield run
 
     @classmethod

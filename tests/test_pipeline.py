@@ -37,7 +37,7 @@ from pate_torch.students.semi_supervised import LabelSpreading
 from pate_torch.students.training import Supervised
 from tests.run_configs import changed
 from tests.tiny_runs import DELTA, again, summary, tiny
-from tests.worlds import blobs
+from tests.worlds import benchmark_clouds, blobs
 
 
 @pytest.fixture
@@ -326,6 +326,15 @@ def test_a_run_of_the_command_tests_its_student_within_its_price(tmp_path):
         trained = {tuple(x) for x in session.splits.data.private.x.tolist()}
         assert len(held_out) > 20 and not held_out & trained
         assert session.budget.held_out == session.ledger.get_account("blobs").held_out != ""
+
+
+@pytest.mark.parametrize(
+    "size,share,said", [(300, 0.3, "about 90 units"), (300, 0.4, ""), (None, 0.3, ""), (300, 0.0, "")]
+)
+def test_a_test_of_few_units_is_announced_where_their_number_is_public(size, share, said, tmp_path, capsys):
+    dataset = benchmark_clouds(nominal_size=size)
+    with ReleaseSession.open(changed(tiny(tmp_path), dataset=dataset, private_test=share, quiet=False)):
+        assert ("The private test has" in (text := capsys.readouterr().err)) == bool(said) and said in text
 
 
 @pytest.mark.parametrize("mechanism", [LNMax(sigma=4.0), GNMax(sigma=4.0, noise="discrete")])

@@ -68,7 +68,7 @@ from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.linear import CountRegression, Logistic, ReleasedModel
-from pate_torch.students.private_test import PrivateTest, compute_release_epsilon
+from pate_torch.students.private_test import PrivateTest, compute_release_epsilon, format_size_warning
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.store import load_student
@@ -602,7 +602,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         unit_name = unit.partition(":")[0]
         price = f"epsilon {self.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
         self._announce(f"PATEClassifier, {price}: {self.method_.reason}.")
-        self._announce(f"  {self.method_.expectation}")
+        test_warning = format_size_warning(self.private_test, self.num_records_about)
+        self._announce(f"  {self.method_.expectation} {test_warning}".rstrip())
 
     def _announce_charge(self, is_included: Callable[[str, Charge], bool]) -> None:
         """Set ``total_``, and announce it with the included charges, which an interrupted fit may have paid."""

@@ -36,7 +36,7 @@ TEST_PRICE_SHARE = 0.1
 CONFIDENCE, SIZE_FAILURE_SHARE = 0.95, 0.1
 """Probability of the bound on the accuracy, and share of its failures for the limit of the number of units."""
 TEST_FILE_NAME, TEST_DIGEST_KEY = "private_test.json", "private_test_sha256"
-_MIN_MULTIPLE, _MAX_MULTIPLE = 0.2, 5.0
+_MIN_UNITS, _MIN_MULTIPLE, _MAX_MULTIPLE = 100, 0.2, 5.0
 _MAX_ACCURACY_STD = 0.03
 """Standard deviation from which on a noisy accuracy is too inaccurate for a temperature."""
 
@@ -151,6 +151,13 @@ def compute_tail(p: float, right: int, wrong: int, std: float, n: int) -> float:
     excess = (1 - p) * right - p * max(wrong, -2 * std**2 * (right + wrong) / n) - 0.5
     log_p = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + xlogy(k, p) + xlog1py(n - k, -p)
     return max(p**n, float(np.exp(log_p) @ ndtr((k - n * p - excess) / (std * math.hypot(1 - p, p)))))
+
+
+def format_size_warning(share: float, num_units: float | None) -> str:
+    """Format a warning if few units are held out, else "". ``num_units`` of the data is None if it is private."""
+    if not 0 < (size := share * (num_units or 0)) < _MIN_UNITS:
+        return ""
+    return f"The private test has about {size:.0f} units. With fewer than {_MIN_UNITS} it shows little: leave it out."
 
 
 def make_test_mechanism(events: tuple[PrivacyEvent, ...], adjacency: str, delta: float, noise: str) -> Histogram:

@@ -387,6 +387,12 @@ def test_no_held_out_unit_reaches_training_in_any_fit_of_the_account(settings, a
     assert len(tested) == 2 and tested[1] == tested[0]
 
 
+@pytest.mark.parametrize("settings,is_said", [({"num_records_about": 9e2}, True), ({"num_records_about": None}, False)])
+def test_a_test_of_few_units_is_announced_where_their_number_is_declared(settings, is_said, make, capsys):
+    make(4.0, private_test=0.1, verbose=True, **settings).fit(X, Y, public=PUBLIC)
+    assert ("The private test has about 90 units." in capsys.readouterr().out) == is_said
+
+
 def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, capsys):
     clf = make(4.0, cap=4.0, private_test=0.2, num_records_about=3000, verbose=True).fit(MANY, MANY_Y, public=PUBLIC)
     account = read_account(tmp_path)
@@ -402,7 +408,8 @@ def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, 
     (accuracy, std), truth = test.accuracy, clf.score(TEST, TRUTH)
     assert accuracy == pytest.approx(min(1, sum(row[0] for row in test.counts) / np.sum(test.counts)))
     assert abs(accuracy - truth) < 5 * std < 0.15 and truth - 0.15 < test.bound < accuracy
-    assert f"right on at least {math.floor(1000 * test.bound) / 10:.1f} %" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"right on at least {math.floor(1000 * test.bound) / 10:.1f} %" in said and "leave it out" not in said
     stated = clf.privacy_["utility"]["private_test"]
     assert (stated["bound"], stated["number"], stated["num_units"]) == (test.bound, 1, None)
     words = (clf.release_ / "README.md").read_text().replace("\\", "")
