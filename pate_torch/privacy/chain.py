@@ -281,7 +281,7 @@ class HashChain:
 
 def _is_damage(error: sqlite3.Error) -> bool:
     """Whether the error means that the content of the file is damaged, unlike a full disk or a lock."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the primary code of an extended code
+    code = vars(error).get("sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the primary code of an extended code
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "could not decode" in str(error).lower()
 
 
