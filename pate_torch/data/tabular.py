@@ -50,8 +50,8 @@ class TableSource(FileSource):
         if self.separator == "\\t":  # a tab that was typed in a shell
             object.__setattr__(self, "separator", "\t")
         super().__post_init__()
-        if not isinstance(self.separator, str) or len(self.separator) != 1:
-            raise checks.error("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
+        if not isinstance(self.separator, str) or len(self.separator) != 1 or not self.separator.isascii():
+            raise checks.error("dataset.separator", self.separator, "must be one ASCII character", "A tab is '\\t'.")
         checks.boolean("dataset.quotes", self.quotes)
         checks.optional(checks.collection, "dataset.columns", self.columns)
 
