@@ -5,7 +5,7 @@
 writes 2,400 private drawings of the letters A to J (private/<letter>/*.png), 400 public drawings without labels
 (public/*.png), 300 labeled test drawings (test/<letter>/*.png), and weights of torchvision's resnet18 (resnet18.pth),
 which were trained on public drawings of Greek and Cyrillic letters. The drawings stand for images of yours, and the
-weights for a file that somebody trained on other images. The page docs/images.md uses them.
+weights for a file that somebody trained on other images. The page docs/tutorials/images.md uses them.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def _atlas(folder: Path) -> Tensor:
     fonts = [digits for digits in map(_digits, files) if digits is not None]
     if not fonts:
         what = f"must hold fonts ({', '.join(SUFFIXES)}) with ten different digits; it holds {len(files)} such files"
-        raise checks.error("dataset.path", str(folder), what, "docs/your-own-data.md says where fonts are to be had.")
+        raise checks.error("dataset.path", str(folder), what, "docs/howto/files.md says where fonts are to be had.")
     return torch.from_numpy(np.stack(fonts))
 
 

@@ -57,7 +57,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "plan": (("settings", dict(nargs="*", metavar="PUBLIC | key=value", help=_PUBLIC)), _JSON),
     "verify": (
         ("release", dict(type=Path, nargs="?", help="the folder of a run or of its release")),
-        ("--claim", dict(type=Path, metavar="CLAIM.yaml", help="a claim about any mechanism (docs/verify.md)")),
+        ("--claim", dict(type=Path, metavar="CLAIM.yaml", help="a claim about any mechanism (docs/reference/verify.md)")),
         ("--ledger", dict(type=Path, nargs="?", const="", help=_LEDGER)),
     ),
     "learn": (

@@ -101,7 +101,7 @@ class PostgresConnection:
     def _make_error(self, error: SQLAlchemyError) -> LedgerError:
         text = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0].rstrip(".")
         text = re.sub('(user|role) "[^"]*"', r"\1 ***", text.replace(self._url.password or "\n", "***"))
-        fix = "Check that the server runs, and your rights there (docs/ledger.md). Then repeat the call."
+        fix = "Check that the server runs, and your rights there (docs/explanation/ledger.md). Then repeat the call."
         return LedgerError(f"ledger={self.place!r}: {text}. {self._outcome}. {fix}")
 
 

@@ -373,7 +373,7 @@ def compute_test_failure(test: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _check_certificate(folder: ReleaseFolder) -> Iterator[Check]:
-    """Check the certificate of a hypothesis, the sum of the terms of docs/learn.md at the reserved epsilon."""
+    """Check the certificate of a hypothesis, the sum of the terms of docs/howto/hypotheses.md at the reserved epsilon."""
     if (words := (model := folder.statement["utility"].get("model", {})).get("certificate")) is None:
         return
     n, size, excess = model["num_records"], model["num_candidates"], 0.0

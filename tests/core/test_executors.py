@@ -145,7 +145,7 @@ def test_a_killed_job_of_submitit_costs_a_repetition(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_the_adapter_for_ray_of_the_page_runs_units(tmp_path):
     ray = pytest.importorskip("ray")
-    page, names = (ROOT / "docs" / "cluster.md").read_text(), {"__name__": "adapter"}
+    page, names = (ROOT / "docs" / "howto" / "machines.md").read_text(), {"__name__": "adapter"}
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     try:
         units = run_units(work, UNITS, partial(names["Ray"](workers=2).start, folder=tmp_path), 2)

@@ -227,7 +227,7 @@ def test_launchers_are_composed(tmp_path):
     launcher = compose_command(f"python train.py {settings}", tmp_path)
     assert launcher._target_.endswith("SlurmLauncher")
     assert (launcher.partition, launcher.gpus_per_node) == ("gpu", 1)
-    furnish(ROOT / "docs" / "cluster.md", tmp_path)
+    furnish(ROOT / "docs" / "howto" / "machines.md", tmp_path)
     launcher = compose_command("python train.py --config-dir myconf hydra/launcher=gpu", tmp_path)
     assert launcher._target_.endswith("SlurmLauncher") and launcher.cpus_per_task == 8
     assert launcher.setup == ["export PATE_DATA=/scratch/data"]
@@ -281,7 +281,7 @@ def test_pictures_are_small_and_used():
 
 
 def test_the_table_of_prices_is_right():
-    what, page = "epsilon of gaussian at delta 1e-5", ROOT / "docs" / "choosing.md"
+    what, page = "epsilon of gaussian at delta 1e-5", ROOT / "docs" / "howto" / "settings.md"
     head, *rows = table(page, what)
     sigmas = [float(cell.removeprefix("sigma = ")) for cell in head[1:]]
     assert len(rows) == 6 and len(sigmas) == 4
@@ -292,7 +292,7 @@ def test_the_table_of_prices_is_right():
 
 def test_the_page_of_the_accountant_prints_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = blocks(ROOT / "docs" / "accounting.md")
+    found = blocks(ROOT / "docs" / "howto" / "accountant.md")
     examples = [
         (code.text, printed.text) for code, printed in zip(found, found[2:], strict=False) if code.mark == "file"
     ]
@@ -302,7 +302,7 @@ def test_the_page_of_the_accountant_prints_what_it_says(tmp_path, monkeypatch, c
         assert capsys.readouterr().out == printed
 
 
-RECIPES = ROOT / "docs" / "recipes.md"
+RECIPES = ROOT / "docs" / "howto" / "scikit-learn.md"
 NUMBER = re.compile(r"\d+\.\d+")
 
 
@@ -378,21 +378,21 @@ def test_every_field_of_the_statement_is_explained():
     from pate_torch.release.renderer import build_statement, build_summary
     from tests.release.reporting_demo import demo
 
-    page = ROOT / "docs" / "privacy-statement.md"
+    page = ROOT / "docs" / "reference" / "statement.md"
     assert keys_in(page, "keys of summary.json") == set(build_summary(demo()))
     assert keys_in(page, "keys of privacy.json") == leaves(build_statement(demo()))
     owner = {field.name for field in dataclasses.fields(PrivateMetrics)}
     assert keys_in(page, "keys of private/summary.json") == owner
 
 
-# -- the data set of docs/your-own-data.md ---------------------------------------------------------------------------
+# -- the data set of docs/howto/files.md ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow(reason="trains three students to their accuracy")
 def test_students_learn_the_data_set_of_ones_own(tmp_path):
     """By the page's command, not shortened; and other students, too."""
     students = ["vat", "supervised", "label_spreading"]
-    page = ROOT / "docs" / "your-own-data.md"
+    page = ROOT / "docs" / "howto" / "files.md"
     (line,) = (line for block in blocks(page) for line in block.commands if "dataset=rings student=vat" in line)
     words = words_of(line.replace("student=vat", f"student={','.join(students)}"))[1]
     reader = Reader(furnish(page, tmp_path))
@@ -406,9 +406,9 @@ def test_students_learn_the_data_set_of_ones_own(tmp_path):
         assert summary["label_accuracy"] >= 0.9 and summary["student_accuracy"] > 0.9, summary["student"]
 
 
-# -- the recipe of docs/your-own-mechanism.md ------------------------------------------------------------------------
+# -- the recipe of docs/tutorials/mechanism.md ------------------------------------------------------------------------
 
-RECIPE = ROOT / "docs" / "your-own-mechanism.md"
+RECIPE = ROOT / "docs" / "tutorials" / "mechanism.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The six examples of docs/extending.md run as they stand, each by its own command."""
+"""The six examples of docs/howto/extending.md run as they stand, each by its own command."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from tests.command_runs import train
 from tests.end_to_end.documents import ROOT, blocks
 
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "howto" / "extending.md"
 EXAMPLES = [line for block in blocks(PAGE) if block.language == "bash" for line in block.commands if "myconf" in line]
 QUICK = ["num_teachers=6", "num_queries=8", "teacher=logistic", "teacher.steps=3", "guide_student.steps=3",
          "recommended.student_steps=10", "baseline=false", "privacy.opening_budget=100", "mechanism.sigma=1",
