@@ -7,11 +7,11 @@ WORKERS ?= auto
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml verify/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet uv || true
-	if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[dev]' -c constraints.txt; \
-	else $(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt; fi
+	if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e ./verify -e '.[dev]' -c constraints.txt; \
+	else $(BIN)/python -m pip install --quiet -e ./verify -e '.[dev]' -c constraints.txt; fi
 	touch $@
 
 demo: install

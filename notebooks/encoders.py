@@ -272,5 +272,5 @@ same = np.array(answer.stdout.split(), dtype=int) == clf.predict(z[splits[0][PRI
 print(f"\na new process, from images: the same class for {same.sum()} of {len(same)}")
 
 # %% [markdown]
-# See [encoders](../docs/howto/encoders.md) for texts, ONNX files, precomputed vectors and the assumptions of the guarantee,
-# and [the choice of a method](../docs/howto/settings.md).
+# See [encoders](../docs/howto/encoders.md) for texts, ONNX files, precomputed vectors and the assumptions of the
+# guarantee, and [the choice of a method](../docs/howto/settings.md).

@@ -19,6 +19,7 @@ from typing import Any
 from pate_torch.components import COMPONENTS
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.hypotheses import DESCRIPTIONS, LearnOptions
+from pate_verify import ARGUMENTS as VERIFY_ARGUMENTS
 
 COMMANDS = {
     "demo": ("pate_torch.cli.train", "train", "train on a bundled data set, in half a minute"),
@@ -27,7 +28,7 @@ COMMANDS = {
     "audit": ("pate_torch.audit", "main", "measure a lower bound on the epsilon of a mechanism"),
     "plan": ("pate_torch.cli.plan", "main", "compute the cost of settings before anything is charged"),
     "diagnose": ("pate_torch.cli.plan", "main", "measure teachers on public data, and recommend K and a mechanism"),
-    "verify": ("pate_torch.verify.command", "main", "recompute the claims of any release by independent code"),
+    "verify": ("pate_torch.cli.verify", "main", "recompute the claims of any release by independent code"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),
     "learn": ("pate_torch.cli.learn", "main", "learn and release a hypothesis by an algorithm of the papers"),
     "predict": ("pate_torch.cli.predict", "main", "predict new records or images by a released student"),
@@ -39,7 +40,6 @@ COMMANDS = {
 _JSON = ("--json", dict(action="store_true", help="print one JSON object"))
 _STUDENT = ("run", dict(type=Path, help="folder of a run or of a release, or file of a student"))
 _VOTES = "votes=FILE (predictions [K, P] or aggregated counts [P, C]), num_classes=, dataset.name=, ..."
-_LEDGER = "ledger file of the release (without a path: PATE_LEDGER, or ledger.sqlite of your store)"
 _PUBLIC = "file of labeled public records, and settings of train.py and pilot.*"
 _ALGORITHMS = {**DESCRIPTIONS, "bounds": "print the sample size that each algorithm needs"}
 
@@ -55,11 +55,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         _JSON,
     ),
     "plan": (("settings", dict(nargs="*", metavar="PUBLIC | key=value", help=_PUBLIC)), _JSON),
-    "verify": (
-        ("release", dict(type=Path, nargs="?", help="the folder of a run or of its release")),
-        ("--claim", dict(type=Path, metavar="CLAIM.yaml", help="a claim about any mechanism (docs/reference/verify.md)")),
-        ("--ledger", dict(type=Path, nargs="?", const="", help=_LEDGER)),
-    ),
+    "verify": VERIFY_ARGUMENTS,
     "learn": (
         ("algorithm", dict(choices=_ALGORITHMS, help="; ".join(f"{key}: {_ALGORITHMS[key]}" for key in _ALGORITHMS))),
         ("settings", dict(nargs="*", metavar="TABLE | key=value")),

@@ -1,4 +1,4 @@
-"""docs/reference/errata.md: every row names the test that holds it; counter-examples without a place are executed here."""
+"""docs/reference/errata.md: every row names the test that holds it; other counter-examples are executed here."""
 
 import ast
 import itertools

@@ -17,7 +17,7 @@ from pate_torch.cli.main import main as pate
 from pate_torch.hypotheses.algorithms import ALGORITHMS
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.students.store import load_student
-from pate_torch.verify.command import verify_release
+from pate_verify.command import verify_release
 from tests.command_runs import learn_settings
 from tests.release.json_schema import faults, privacy_schema
 

@@ -8,7 +8,7 @@ import torch
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
 
-from pate_torch.verify.command import verify_release
+from pate_verify.command import verify_release
 from tests import ROOT
 
 DRAWINGS = ROOT / "examples" / "drawings.py"

@@ -20,7 +20,7 @@ from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import Column, TableSchema
 from pate_torch.students import store
 from pate_torch.students.base import Student
-from pate_torch.verify.command import verify_release
+from pate_verify.command import verify_release
 from tests.features.encoder_worlds import TOKENS, WIDTH, WORDS
 from tests.tiny_runs import again, tiny
 

@@ -57,11 +57,12 @@ def committed(folder: str) -> set[str]:
 def test_it_holds_the_package_and_the_configuration_and_nothing_else(names):
     assert committed("pate_torch") <= names
     assert {f"pate_torch/{name}" for name in committed("conf")} <= names
-    needed = ("py.typed", "release/privacy.schema.json", "release/templates/report.html.jinja", "conf/config.yaml")
+    assert {name.removeprefix("verify/") for name in committed("verify/pate_verify")} <= names
+    needed = ("py.typed", "release/templates/report.html.jinja", "conf/config.yaml")
     assert {f"pate_torch/{name}" for name in needed} <= names
     assert any(re.fullmatch(r"pate_torch-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"pate_torch"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"pate_torch", "pate_verify"}
     strays = [name for name in names if re.search(r"__pycache__|\.pyc$|\.sqlite|outputs/|\.safetensors$|/local/", name)]
     assert strays == []
 

@@ -26,7 +26,7 @@ from pate_torch.privacy.partition import AddRemove, DatasetFacts, ReplaceOne
 from pate_torch.queries.base import Random
 from pate_torch.students.store import load
 from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.verify.command import verify_release
+from pate_verify.command import verify_release
 from tests.run_configs import changed, run_config
 from tests.tiny_runs import summary
 from tests.worlds import benchmark_clouds

@@ -446,7 +446,7 @@ def test_a_pooler_that_drops_the_settings_of_a_session_is_refused(server, databa
 
 
 def test_a_user_with_the_rights_in_the_documents_charges_and_cannot_edit(server, database, url, ledger):
-    text = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "ledger.md").read_text()
     server.execute(f"DROP ROLE IF EXISTS runs; CREATE ROLE runs LOGIN PASSWORD '{PASSWORD}'", database)
     for line in text.partition("```sql\n")[2].partition("```")[0].splitlines():
         server.execute(line, database)

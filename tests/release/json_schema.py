@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 def privacy_schema():
     """The JSON schema of privacy.json, shipped with the package."""
-    return json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
+    return json.loads(files("pate_verify").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
 
 
 def faults(value, schema):

@@ -13,7 +13,7 @@ from pate_torch.privacy.records import PublicAsset
 from pate_torch.release import owner_file, statement
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.renderer import build_statement, render_model_card
-from pate_torch.verify.command import verify_release
+from pate_verify.command import verify_release
 from tests.release.reporting_demo import demo
 from tests.tiny_runs import again, tiny
 

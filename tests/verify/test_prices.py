@@ -20,14 +20,14 @@ from pate_torch.accounting.events import (
     to_json,
 )
 from pate_torch.accounting.rdp import ORDERS, compute_curve, compute_epsilon
-from pate_torch.verify.prices import (
+from pate_verify.losses import compute_sampled_divergence
+from pate_verify.prices import (
     EpsilonBounds,
     compute_bounds,
     compute_dominating_mu,
     compute_gaussian_epsilon,
-    compute_sampled_divergence,
 )
-from pate_torch.verify.release import check_epsilon
+from pate_verify.release import check_epsilon
 
 
 def priced(*events, delta=1e-5) -> EpsilonBounds:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -14,16 +15,17 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
+from scipy import stats
 
 from pate_torch import pipeline
 from pate_torch.cli.main import main as pate
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.release import report
 from pate_torch.release.renderer import escape_markdown
-from pate_torch.verify import release as verified_files
-from pate_torch.verify.command import verify_release
-from pate_torch.verify.prices import compute_bounds
-from pate_torch.verify.release import ANSWER_FILES, ReleaseFolder, run_checks
+from pate_verify import release as verified_files
+from pate_verify.command import verify_release
+from pate_verify.prices import compute_bounds
+from pate_verify.release import ANSWER_FILES, ReleaseFolder, run_checks
 from tests.command_runs import train
 from tests.run_configs import changed
 from tests.tiny_runs import again, selection, tiny
@@ -255,7 +257,22 @@ def test_a_bound_above_that_of_the_counts_is_found_without_the_ledger(tested_hom
     assert [name for name, status in said(release, ledger=False).items() if status == "FAILS"] == ["test"]
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "verify.md"
+@pytest.mark.parametrize("n,bound", [(None, 0.6), (None, 0.2), (300, 0.7), (20_000, 0.75), (1, 0.3)])
+def test_the_probability_of_counts_is_that_of_scipy(n, bound):
+    """An independent sum over the whole binomial distribution, by SciPy."""
+    test = {"bound": bound, "confidence": 0.95, "num_units": n, "sigma": 5.0, "counts": [[90.5, 30.0], [80.0, 40.5]]}
+    probability, limit = verified_files.compute_test_failure(test)
+    right, wrong, std, failure = 170.5, 70.5, math.sqrt(2 * (25 + 1 / 12)), 0.05
+    if n is None:
+        n, failure = math.ceil(241 + stats.norm.isf(0.005) * math.sqrt(2) * std), 0.045
+    wrong = max(wrong, -2 * std**2 * 241 / n)
+    k = np.arange(n + 1)
+    excess = k - n * bound - (1 - bound) * right + bound * wrong + 0.5
+    tail = stats.binom.pmf(k, n, bound) @ stats.norm.cdf(excess, scale=std * math.hypot(bound, 1 - bound))
+    assert limit == pytest.approx(failure) and probability == pytest.approx(max(bound**n, tail), rel=1e-8, abs=1e-90)
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "verify.md"
 FILES = ("privacy.json", "summary.json", "release.json")
 
 
@@ -593,9 +610,12 @@ def test_one_line_a_check_and_an_exit_code(code, lied, release, capsys):
         (release / "labels.csv").write_text("query,label,class\n")
     assert pate(["verify", str(release.parent)]) == code
     lines = capsys.readouterr().out.splitlines()
-    assert all(re.match(r"(ok|loose|FAILS) +\S", line) for line in lines[:-1]) and len(lines) == 11
-    assert lines[-1].startswith("not checked  ledger")
+    assert all(re.match(r"(ok|loose|FAILS) +\S", line) for line in lines[:-2]) and len(lines) == 12
+    assert lines[-2].startswith("not checked  ledger")
     assert any(line.startswith("FAILS") for line in lines) == lied
+    verdict = "2 of 10 checks FAILED (files, labels)" if lied else "all 10 checks passed"
+    assert lines[-1].startswith(f"verdict  {verdict}; not checked: ledger. ")
+    assert ("epsilon = " in lines[-1]) == (not lied)
 
 
 def test_labels_used_again_pass_without_their_record(honest, tmp_path):

@@ -1,4 +1,4 @@
-"""Bounds on epsilon of privacy events, implemented from the papers and independent of ``pate_torch.accounting``.
+"""Bounds on epsilon of privacy events, implemented from the papers for this check alone.
 
 An event is a mapping with kind, scale and count, as in ``release.json``. If several mechanisms have the same event, the
 lower bound is the cost of one of them.
@@ -7,22 +7,20 @@ lower bound is the cost of one of them.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
-import numpy as np
 from mpmath import mp, mpf
-from scipy.special import log_ndtr, ndtr
 
 Event = Mapping[str, Any]
 PURE_KINDS = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
 """Kind of an event with a bounded privacy loss -> key of the bound."""
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
-_GRID_STEP, _MAX_GRID_CELLS = 2.5e-4, 1 << 21
-MAX_STEPS = 10**6
-LIMITS_TEXT = f"needs at most {MAX_STEPS} steps, a noise multiplier of at least .3, and epsilon below 100"
+LIMITS_TEXT = "needs at most 1000000 steps, a noise multiplier of at least .3, and epsilon below 100"
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,13 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
         return EpsilonBounds(epsilon, epsilon, "exact Gaussian, 50 digits")
     low, high, derivation = 0.0, min(compute_renyi_epsilon(losses, rest), pure_epsilon), "Renyi"
     if known_events := [e for e in losses if e["kind"] in {*PURE_KINDS, "gaussian", "zcdp"}]:
-        low, upper = convolve_losses(known_events, rest)
+        low, upper = bound_known_losses(known_events, rest)
         if kinds <= {*PURE_KINDS, "gaussian"}:
             high, derivation = min(high, upper), "Renyi, and losses convolved"
     for event in (e for e in losses if e["kind"] == "sampled_gaussian"):
         if high > 100:
             raise ValueError(f"sampled Gaussian with epsilon {high:.6g}: the check {LIMITS_TEXT}")
-        lower, upper = compute_sampled_bounds(event, rest)
+        lower, upper = _import_losses().compute_sampled_bounds(event, rest)
         low = max(low, lower)
         if len(losses) == 1:
             high, derivation = min(high, upper), "Renyi, and the privacy loss distribution of dp-accounting"
@@ -64,6 +62,18 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
             mu2 = math.fsum(e["count"] * compute_dominating_mu(e) ** 2 for e in losses)
             high, derivation = min(high, compute_gaussian_epsilon(math.sqrt(mu2), left)), "a Gaussian above DP-SGD"
     return EpsilonBounds(low, high, derivation)
+
+
+def bound_known_losses(events: Sequence[Event], delta: float) -> tuple[float, float]:
+    """Bound epsilon of events other than DP-SGD and Renyi curves; a rho-zCDP event counts as Gaussian with this rho."""
+    if any(e["kind"] in PURE_KINDS for e in events):
+        return cast(tuple[float, float], _import_losses().convolve_losses(events, delta))
+    mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"]) for e in events)
+    return (compute_gaussian_epsilon(math.sqrt(mu2), delta),) * 2
+
+
+def _import_losses() -> ModuleType:
+    return importlib.import_module("pate_verify.losses")  # needs the extra "losses"
 
 
 def sum_failures(events: Sequence[Event]) -> float:
@@ -80,7 +90,7 @@ def compute_dominating_mu(event: Event) -> float:
         return float(event["mu"])
     if event["kind"] == "sampled_gaussian":
         scales = (event[key] for key in ("rate", "noise_multiplier", "steps", "failure_delta"))
-        return _compute_sampled_mu(*scales) if event["failure_delta"] else 1e6  # more than any cap admits
+        return float(_import_losses().compute_sampled_mu(*scales)) if event["failure_delta"] else 1e6  # above any cap
     with mp.workdps(50):
         return float(2 * mp.sqrt(2) * mp.erfinv(mp.tanh(mpf(get_max_loss(event)) / 2)))
 
@@ -139,20 +149,6 @@ def _compute_pure_divergence(e: Event, a: mpf) -> mpf:
     return mp.log(p**a * q ** (1 - a) + q**a * p ** (1 - a)) / (a - 1)
 
 
-def compute_sampled_divergence(e: Event, a: float) -> float:
-    """Compute the Renyi divergence of order a of one step of the sampled Gaussian by a sum over a grid.
-
-    Source: Mironov, Talwar & Zhang 2019, section 3.3.
-    """
-    q, z = e["rate"], e["noise_multiplier"]
-    if e["steps"] > MAX_STEPS or z < 0.3:
-        raise ValueError(f"sampled Gaussian with {e['steps']} steps, noise multiplier {z:g}: the check {LIMITS_TEXT}")
-    x = np.arange(-40 * z, a + 40 * z, min(z, z * z) / 16)
-    ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * z * z))
-    density = -(x**2) / (2 * z * z) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
-    return max(0.0, float(np.logaddexp.reduce(density + a * ratio)) / (a - 1))
-
-
 _DIVERGENCES: dict[str, Callable[[Any, Any], Any]] = {
     "gaussian": lambda e, a: a * mpf(e["mu"]) ** 2 / 2,  # Mironov 2017, Proposition 7
     "laplace": _compute_laplace_divergence,  # Mironov 2017, Proposition 6
@@ -160,85 +156,5 @@ _DIVERGENCES: dict[str, Callable[[Any, Any], Any]] = {
     "bounded_range": lambda e, a: min(mpf(e["eta"]), a * mpf(e["eta"]) ** 2 / 8),  # Cesar & Rogers 2021, Lemma 3.2
     "zcdp": lambda e, a: a * mpf(e["rho"]),  # Bun & Steinke 2016, Definition 1.1
     "rdp_curve": lambda e, a: mpf(dict(zip(e["orders"], e["rdp"], strict=True)).get(float(a), math.inf)),
-    "sampled_gaussian": lambda e, a: e["steps"] * mpf(compute_sampled_divergence(e, float(a))),
+    "sampled_gaussian": lambda e, a: e["steps"] * mpf(_import_losses().compute_sampled_divergence(e, float(a))),
 }
-
-
-def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float]:
-    """Bound epsilon by convolving the privacy loss distributions, with losses rounded down and up to a grid.
-
-    For the upper bound, a bounded range of eta is replaced by an eta-DP event. For the lower bound, it is replaced by
-    randomized response with eta / 2. A rho-zCDP event is replaced by the Gaussian mechanism with the same rho.
-
-    Source: Sommer, Meiser & Mohammadi 2019; Koskela, Jälkö & Honkela 2020.
-    """
-    pure_events, normal_events = ([e for e in events if (e["kind"] in PURE_KINDS) == pure] for pure in (True, False))
-    mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"]) for e in normal_events)
-    if not pure_events:
-        return (compute_gaussian_epsilon(math.sqrt(mu2), delta),) * 2
-    deviation = math.sqrt(mu2 + math.fsum(e["count"] * get_max_loss(e) ** 2 for e in pure_events))
-    width = 2 * (deviation**2 / 2 + 12 * deviation)
-    step = max(min(_GRID_STEP, min(map(get_max_loss, pure_events)) / 16), width / _MAX_GRID_CELLS)
-    # Half of the most frequent loss is also a multiple of the step.
-    half_loss = get_max_loss(max(pure_events, key=lambda e: e["count"])) / 2
-    step = max(step, half_loss / max(1, half_loss // step))
-    size = 1 << math.ceil(math.log2(max(width / step, 64)))
-    grid, epsilons = np.arange(-size // 2, size // 2 + 1), []
-    for rounds_up in (False, True):
-        transform = np.ones(size // 2 + 1, dtype=complex)
-        for e in (*pure_events, {"kind": "gaussian", "mu": math.sqrt(mu2), "count": 1}) if mu2 else pure_events:
-            mass = np.diff(_compute_loss_cdf(e, (grid + (1e-9 if rounds_up else -1e-9)) * step, rounds_up))
-            transform *= np.fft.rfft(np.roll(mass, size // 2 + rounds_up)) ** e["count"]
-        mass = np.roll(np.fft.irfft(transform, size), size // 2)
-        epsilons.append(_compute_epsilon(grid[:-1] * step, mass, delta + (-1 if rounds_up else 1) * size * 1e-15))
-    return epsilons[0], epsilons[1]
-
-
-def _compute_loss_cdf(e: Event, x: np.ndarray, rounds_up: bool) -> np.ndarray:
-    if e["kind"] == "gaussian":
-        return ndtr(x / e["mu"] - e["mu"] / 2)
-    bound = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)
-    inner = np.exp(np.minimum(x - bound, 0) / 2) / 2 if e["kind"] == "laplace" else 1 - 1 / (1 + math.exp(-bound))
-    return np.where(x < -bound, 0, np.where(x < bound, inner, 1))
-
-
-def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
-    """Compute the least epsilon with P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t] <= delta for all t."""
-    loss, mass = loss[::-1], mass[::-1]
-    loss, mass = (x[(loss > 0) & (mass > 0)] for x in (loss, mass))
-    tail_mass, log_weighted_tail = np.cumsum(mass), np.logaddexp.accumulate(np.log(mass) - loss)
-    is_above_delta = tail_mass > delta
-    return float((np.log(tail_mass[is_above_delta] - delta) - log_weighted_tail[is_above_delta]).max(initial=0))
-
-
-def compute_sampled_bounds(e: Event, delta: float) -> tuple[float, float]:
-    """Bound epsilon of the sampled Gaussian by the privacy loss distributions of dp-accounting."""
-    scales = (e["rate"], e["noise_multiplier"], e["count"] * e["steps"])
-    slack = 1e-14 * e["count"] * e["steps"]  # largest error of delta by so many convolutions
-    low = _compose_steps(*scales, pessimistic=False).get_epsilon_for_delta(delta + slack)
-    if delta <= slack:
-        return low, math.inf
-    return low, _compose_steps(*scales, pessimistic=True).get_epsilon_for_delta(delta - slack)
-
-
-@functools.lru_cache(maxsize=8)
-def _compose_steps(rate: float, noise: float, steps: int, *, pessimistic: bool) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution as library
-
-    step = max(1e-5, min(_GRID_STEP / 5, 0.05 / steps))  # rounding changes each loss by at most half a step
-    options = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": rate}
-    return library.from_gaussian_mechanism(noise, value_discretization_interval=step, **options).self_compose(steps)
-
-
-@functools.cache
-def _compute_sampled_mu(rate: float, noise: float, steps: int, failure_delta: float) -> float:
-    """Compute the largest mu over a grid of e with delta_mu(e) = (delta(e) - failure_delta) / (1 - failure_delta)."""
-    distribution = _compose_steps(rate, noise, steps, pessimistic=True)
-    grid = np.linspace(0, distribution.get_epsilon_for_delta(failure_delta), 2000)
-    target = (distribution.get_delta_for_epsilon(grid) - failure_delta) / (1 - failure_delta)
-    low, high = np.full_like(grid, -16.0), np.full_like(grid, 8.0)  # logarithms of mu
-    for _ in range(60):
-        mu = np.exp((low + high) / 2)
-        is_below = ndtr(mu / 2 - grid / mu) - np.exp(grid + log_ndtr(-mu / 2 - grid / mu)) < target
-        low, high = np.where(is_below, np.log(mu), low), np.where(is_below, high, np.log(mu))
-    return float(np.exp(high.max()))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pate_torch.verify import prices
-from pate_torch.verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, ReleaseFolder, make_check
+from pate_verify import prices
+from pate_verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, ReleaseFolder, make_check
 
 
 def read_entries(ledger: Path | str) -> list[dict[str, Any]]:

@@ -8,16 +8,15 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
+from mpmath import mp
 
-from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds
+from pate_verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds
 
 RELATIVE_TOLERANCE = 1e-9  # rounding of sums and roots
 LOOSE_FACTOR = 1.01
@@ -31,6 +30,7 @@ ANSWER_FILES = {
 }
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
 """Files of every release. Answers, a published price and an encoder have further files."""
+MAX_HEADER_BYTES = 100_000_000
 SQRT2 = math.sqrt(2)
 SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
 VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *SPARSE_VECTORS)
@@ -98,7 +98,7 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
     """Run all checks. If privacy.json does not fit its JSON schema, no other check is run."""
     from jsonschema import Draft202012Validator
 
-    schema = json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(files("pate_verify").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
     faults = [f"{f.json_path}: {f.message[:80]}" for f in Draft202012Validator(schema).iter_errors(folder.statement)]
     message = f"privacy.json fits version {folder.statement.get('schema_version')}"
     yield Check("schema", not faults, "; ".join(faults[:3]) or message)
@@ -107,7 +107,9 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, SafetensorError) as error:
+        except ImportError as error:
+            yield _make_missing_check(check.__name__.removeprefix("_check_"), error)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
             name = check.__name__.removeprefix("_check_")
             yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
 
@@ -220,8 +222,7 @@ def _check_student(folder: ReleaseFolder) -> Check:
     statement, file, kind = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
     if not file.exists():
         return Check("student", kind is None, "none was released" if kind is None else "its file is missing")
-    with safe_open(file, framework="numpy") as header:
-        facts = json.loads(header.metadata()["pate_torch"])
+    facts = json.loads(read_safetensors_header(file)["__metadata__"]["pate_torch"])
     spec, network, classes = facts["spec"], facts["network"], facts["spec"]["class_names"]
     class_names = [row["class"] for row in statement["utility"]["classes"]]
     labels = [(int(row["label"]), row["class"]) for row in folder.read_labels() if int(row["label"]) >= 0]
@@ -236,6 +237,15 @@ def _check_student(folder: ReleaseFolder) -> Check:
         "encoder": file_encoder == stated_encoder,
     }
     return make_check("student", results, "does not fit the statement", f"{kind}, {len(classes)} classes")
+
+
+def read_safetensors_header(file: Path) -> dict[str, Any]:
+    """Read the JSON header of a safetensors file, which follows its length in 8 bytes. The tensors are not read."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > MAX_HEADER_BYTES:
+            raise ValueError(f"the header of {file.name} has {size} bytes")
+        return dict(json.loads(stream.read(size)))
 
 
 def _check_mechanism(folder: ReleaseFolder) -> Check:
@@ -337,17 +347,20 @@ def _check_test(folder: ReleaseFolder) -> Iterator[Check]:
     digest = hashlib.sha256((folder.path / "student.safetensors").read_bytes()).hexdigest()
     facts = json.loads((folder.path / "private_test.json").read_text("utf-8"))
     words, (probability, limit) = re.findall(r"([\d.]+) %", test["in_words"]), compute_test_failure(test)
-    counts = np.array([np.sum(test["counts"], axis=0), *test["counts"]])
-    n, noise_std = np.maximum(1, counts.sum(1)), test["sigma"] * np.sqrt([len(counts) - 1] + [1] * (len(counts) - 1))
-    p = np.clip(counts[:, 0] / n, 0, 1)
-    std = np.sqrt((p * n + 1) * (n - p * n + 1) / (n + 2) ** 2 / n + (noise_std / n) ** 2 * (p**2 + (1 - p) ** 2))
+    rows = [[math.fsum(column) for column in zip(*test["counts"], strict=True)], *test["counts"]]
+    noise = [test["sigma"] * math.sqrt(len(rows) - 1), *[test["sigma"]] * (len(rows) - 1)]
+    estimates = [value for row, std in zip(rows, noise, strict=True) for value in estimate_accuracy(row, std)]
+    stated_estimates = [value for pair in (test["accuracy"], *test["recalls"]) for value in pair]
     results = {
         "private_test.json": facts == {key: test[key] for key in facts} and "student_sha256" in facts,
         "price": math.isclose(event["mu"] if "mu" in event else math.sqrt(2 * event["rho"]), mu, rel_tol=1e-9),
         "student": digest == test["student_sha256"] == (digest if test["multiple"] != 1 else test["tested_sha256"]),
         "number of units": (test["num_units"] is not None) == replaces_one,
         "bound": not test["bound"] or probability <= limit * (1 + 1e-6),
-        "estimates": np.allclose(np.stack([p, std], 1), [test["accuracy"], *test["recalls"]], rtol=1e-9),
+        "estimates": len(estimates) == len(stated_estimates)
+        and all(
+            math.isclose(*pair, rel_tol=1e-9, abs_tol=1e-8) for pair in zip(estimates, stated_estimates, strict=True)
+        ),
         "words": float(words[0]) <= 100 * test["bound"] + 1e-9,
         "estimate in words": words[1:3] == [f"{100 * value:.1f}" for value in test["accuracy"]],
     }
@@ -357,23 +370,36 @@ def _check_test(folder: ReleaseFolder) -> Iterator[Check]:
     yield make_check("test", results, "does not fit the statement", message)
 
 
+def estimate_accuracy(counts: Sequence[float], noise_std: float) -> tuple[float, float]:
+    """Estimate an accuracy and its standard deviation from noisy numbers of right and wrong predictions."""
+    n = max(1.0, math.fsum(counts))
+    p = min(1.0, max(0.0, counts[0] / n))
+    sampling = (p * n + 1) * (n - p * n + 1) / (n + 2) ** 2 / n
+    return p, math.sqrt(sampling + (noise_std / n) ** 2 * (p**2 + (1 - p) ** 2))
+
+
 def compute_test_failure(test: Mapping[str, Any]) -> tuple[float, float]:
     """Compute the probability of counts as good as those of a test at the claimed bound, and its allowed maximum."""
-    from scipy.stats import binom, norm
-
     p, failure, n = test["bound"], 1 - test["confidence"], test["num_units"]
-    right, wrong = np.sum(test["counts"], axis=0)
+    right, wrong = (math.fsum(column) for column in zip(*test["counts"], strict=True))
     std = math.sqrt(len(test["counts"]) * (test["sigma"] ** 2 + 1 / 12))
     if n is None:  # a tenth of the failures is left to the limit of the number of units
-        n, failure = max(0, math.ceil(right + wrong + norm.isf(failure / 10) * SQRT2 * std)), 0.9 * failure
+        quantile = SQRT2 * float(mp.erfinv(1 - 2 * mp.mpf(failure) / 10))
+        n, failure = max(0, math.ceil(right + wrong + quantile * SQRT2 * std)), 0.9 * failure
     wrong = max(wrong, -2 * std**2 * (right + wrong) / max(1, n))
-    excess_K = np.arange(n + 1) - n * p - (1 - p) * right + p * wrong + 0.5
-    tail = binom.pmf(np.arange(n + 1), n, p) @ norm.cdf(excess_K, scale=std * math.hypot(p, 1 - p))
-    return max(p**n, float(tail)), failure
+    if not 0 < p < 1:
+        return 1.0, failure
+    scale, tail = std * math.hypot(p, 1 - p), 0.0
+    reach = math.ceil(40 * math.sqrt(n * p * (1 - p)) + 40)  # the binomial mass further from n p is below 1e-100
+    for k in range(max(0, int(n * p) - reach), min(n, int(n * p) + reach) + 1):
+        log_choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+        log_mass = log_choose + k * math.log(p) + (n - k) * math.log1p(-p)
+        tail += math.exp(log_mass) * math.erfc((n * p + (1 - p) * right - p * wrong - k - 0.5) / scale / SQRT2) / 2
+    return max(p**n, tail), failure
 
 
 def _check_certificate(folder: ReleaseFolder) -> Iterator[Check]:
-    """Check the certificate of a hypothesis, the sum of the terms of docs/howto/hypotheses.md at the reserved epsilon."""
+    """Check the certificate of a hypothesis: a sum of terms (docs/howto/hypotheses.md) at the reserved epsilon."""
     if (words := (model := folder.statement["utility"].get("model", {})).get("certificate")) is None:
         return
     n, size, excess = model["num_records"], model["num_candidates"], 0.0
@@ -388,6 +414,11 @@ def _check_certificate(folder: ReleaseFolder) -> Iterator[Check]:
         "words": float(percent) >= 100 * model["excess_risk"] - 1e-9 and all(term in words for term in terms),
     }
     yield make_check("model", results, "does not fit its certificate", f"excess error {excess:.6g}, {terms[0]}")
+
+
+def _make_missing_check(name: str, error: ImportError) -> Check:
+    message = f"needs more packages: pip install 'pate-verify[losses]' ({error})"
+    return Check(name, True, message, is_checked=False)
 
 
 def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
@@ -420,7 +451,10 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
 
 def _check_claim(name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float) -> Check:
     """Compare an epsilon with the cost of its events."""
-    bounds = compute_bounds(events, delta)
+    try:
+        bounds = compute_bounds(events, delta)
+    except ImportError as error:
+        return _make_missing_check(name, error)
     if route == "cap":  # total of many releases, bounded by the filter
         # The filter charges what releases incurred, which can be less than they reserved.
         is_ok = name == "account" and epsilon == cap

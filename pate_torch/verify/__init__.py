@@ -1,1 +1,0 @@
-"""Independent verification of a release: its claims are recomputed by code that no other module uses."""
