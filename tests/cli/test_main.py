@@ -164,7 +164,7 @@ def test_a_command_that_refuses_arguments_lets_a_closed_output_end_it(command, m
         if "file" not in options:
             raise BrokenPipeError
 
-    (tmp_path / "claim.yaml").write_text("{mechanism: gaussian, epsilon: 9, delta: 1e-5, sigma: 1, clip: 1, steps: 1}")
+    (tmp_path / "claim.yaml").write_text("mechanism: gaussian\nepsilon: 9\ndelta: 1e-5\nsigma: 1\nclip: 1\nsteps: 1\n")
     monkeypatch.setattr("builtins.print", close)
     with pytest.raises(BrokenPipeError):
         command(str(tmp_path / "claim.yaml"))
