@@ -71,7 +71,7 @@ def _fill_placeholders(text: str, record: ReleaseRecord) -> str:
     value_by_placeholder = {
         "asked": str(record.queries_asked),
         "answered": str(record.queries_answered),
-        "mechanism": record.mechanism_words,
+        "mechanism": record.mechanism.replace("_", " "),
         "each_round": f" in each of {record.rounds} rounds" if record.rounds > 1 else "",
     }
     return re.sub(r"\{(\w+)\}", lambda placeholder: value_by_placeholder.get(placeholder[1], placeholder[0]), text)
@@ -90,6 +90,28 @@ def format_plain_words(report: ReleaseReport) -> tuple[str, ...]:
         return (f"{NOT_PRIVATE}. {NOT_PRIVATE_REASON}",)
     power = compute_attack_bound(claim.epsilon, claim.delta, 0.01)
     return list_paragraphs("plain_words", report, f"{math.ceil(power * 1000) / 10:.1f} %")
+
+
+def list_verdict(report: ReleaseReport) -> dict[str, str]:
+    """List what a reader must know first: who released what, what it means, how accurate it is, how to check it."""
+    record, claim, evaluation = report.record, report.claim, report.evaluation
+    facts = {"Released from": record.dataset + (f"; contact: {record.owner.contact}" if record.owner.contact else "")}
+    facts["Content"] = format_sentence("contents", report)
+    if claim.epsilon is not None:
+        factor = f"{math.ceil(10 * math.exp(claim.epsilon)) / 10:.4g}" if claim.epsilon < 20 else "e^epsilon"
+        facts["Meaning"] = " ".join(list_paragraphs("meaning", report, factor))
+        total = "no total" if claim.epsilon_charged is None else format_epsilon(claim.epsilon_charged)
+        cap = "no cap" if claim.budget_epsilon is None else f"a cap of {format_epsilon(claim.budget_epsilon)}"
+        facts["All releases"] = f"epsilon {total} of {cap}, for everything released from these records so far"
+    if (share := evaluation.student_share or evaluation.label_share) is not None:
+        subject = "of the student" if evaluation.student_share else "of the labels"
+        facts["Accuracy"] = f"{share} {subject}" + (f", on {share.size} public points" if share.size else "")
+    elif evaluation.private_test is not None:
+        facts["Accuracy"] = f"at least {math.floor(1000 * evaluation.private_test.bound) / 10:.1f} %, by a private test"
+    else:
+        facts["Accuracy"] = "not published"
+    facts["Check"] = "pate-verify on this folder recomputes every claim (pate verify does the same)"
+    return facts
 
 
 # ---- the facts ------------------------------------------------------------------------------------------------------
@@ -197,6 +219,15 @@ def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
         + ("no fault found" if audit["sound"] else "REFUTED")
     )
     return {name: value or NOT_STATED for name, value in statements.items()}
+
+
+def list_stated(report: ReleaseReport) -> dict[str, str]:
+    """List the statements that the owner made, and in one row the names of those that are missing."""
+    statements = list_owner_statements(report)
+    stated = {name: value for name, value in statements.items() if value != NOT_STATED}
+    if missing := [name.lower() for name in statements if name not in stated]:
+        stated["Not stated"] = f"{', '.join(missing)}. The owner can state them: pate owner"
+    return stated
 
 
 # ---- bounds on attacks ----------------------------------------------------------------------------------------------
