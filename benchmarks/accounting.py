@@ -1,4 +1,4 @@
-"""Data-dependent prices: how fast, against plain loops over queries timed in the same run.
+"""Data-dependent costs: how fast, against plain loops over queries timed in the same run.
 
     python benchmarks/accounting.py --json
 
@@ -27,7 +27,7 @@ ORDERS = 1 + np.geomspace(0.05, 200, 100)
 
 
 def realistic_votes(queries: int, seed: int, center: float = 3.0) -> np.ndarray:
-    """Questions of varying difficulty: the share of teachers who are right is a logistic-normal of this center.
+    """Queries of varying difficulty: the share of teachers who are right is a logistic-normal of this center.
 
     3.0: right 88 % of the time on average, in the median 95 %. 1.0: right 66 %, so that rows hardly ever repeat.
     Errors favor few classes.

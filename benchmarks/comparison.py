@@ -125,7 +125,7 @@ def run_dpsgd(parts: Split, epsilon: float) -> np.ndarray:
 def run_baseline(parts: Split, epsilon: float) -> np.ndarray:
     """Linear softmax on the scaled columns: full batches, 40 steps, clip 1, rate 8, mean of the last half.
 
-    It knows the true number of records. Its price is exact: 40 sums of sensitivity 1 at sigma are mu = sqrt(40)/sigma.
+    It knows the true number of records. Its cost is exact: 40 sums of sensitivity 1 at sigma are mu = sqrt(40)/sigma.
     """
     steps, rate = 40, 8.0
     sigma = math.sqrt(steps) / gdp.compute_mu(epsilon, DELTA)

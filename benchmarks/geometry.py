@@ -1,13 +1,13 @@
-"""Questions by the geometry of many public points: neighbor graph, k-means, prototypes, and how they grow.
+"""Queries by the geometry of many public points: neighbor graph, k-means, prototypes, and how they grow.
 
-    python benchmarks/geometry.py [--json] [--points 10000 30000 100000] [--questions 100] [--repeats 3]
-    python benchmarks/geometry.py --label 100000 [--curved] [--questions 100]
+    python benchmarks/geometry.py [--json] [--points 10000 30000 100000] [--queries 100] [--repeats 3]
+    python benchmarks/geometry.py --label 100000 [--curved] [--queries 100]
 
 Processor seconds of one thread, and the peak of resident memory above that of the same program with its points made:
 64 unit-length features in 30 loose clusters. Each number of points runs in a process of its own. ``graph`` is compared
 with scikit-learn's brute force in turns, at 20,000 points.
 
-``--label`` labels so many points from 100 right answers: one search for neighbors, questions, and a student of
+``--label`` labels so many points from 100 right answers: one search for neighbors, queries, and a student of
 propagated labels. Each stage reports its processor seconds and the peak of resident memory so far. The points are those
 above, the worst case of an approximate search, or with ``--curved`` points on a curved surface of 10 dimensions.
 """
@@ -158,7 +158,7 @@ def run(*arguments: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, nargs="*", default=[10_000, 30_000, 100_000])
-    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--label", type=int, help="label so many points, stage by stage")
     parser.add_argument("--curved", action="store_true")
@@ -173,7 +173,7 @@ def main() -> None:
         return
     rows = []
     for points in args.points:
-        rows.append({"points": points, **run("--points", str(points), "--questions", str(args.questions))})
+        rows.append({"points": points, **run("--points", str(points), "--queries", str(args.questions))})
         if not args.json:
             print("  ".join(f"{name} {value:.2f}" for name, value in rows[-1].items()), flush=True)
     exponents = {

@@ -3,7 +3,7 @@
     PYTHONPATH=.:keel python benchmarks/small_teachers.py --cache features --rows rows.jsonl packages-wordllama spambase
 
 Votes of each ensemble are counted once for all public points; each mechanism's noise is then drawn on them. Accuracy on
-the test half; delta 1e-5, add_remove, unit record. Every line of ``--rows`` is one ensemble, epsilon and questions.
+the test half; delta 1e-5, add_remove, unit record. Every line of ``--rows`` is one ensemble, epsilon and queries.
 """
 
 from __future__ import annotations

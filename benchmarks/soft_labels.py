@@ -1,4 +1,4 @@
-"""Soft labels on real records beside hard ones and GNMax's at the same price: what a student makes of 200 questions.
+"""Soft labels on real records beside hard ones and GNMax's at the same cost: what a student makes of 200 queries.
 
     PATE_DATA=data python -m benchmarks.soft_labels
 
@@ -71,7 +71,7 @@ class Judge:
         self._test_y = torch.from_numpy(test_y)
 
     def __call__(self, label_Q: torch.Tensor, score_QC: torch.Tensor | None = None) -> dict[str, float]:
-        """What a release gave, of all questions asked, and its student's test accuracy."""
+        """What a release gave, of all queries asked, and its student's test accuracy."""
         given = (label_Q != NO_ANSWER).nonzero()[:, 0]
         answered = len(given) / QUESTIONS
         if not len(given):
@@ -126,7 +126,7 @@ def split(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, obje
 def mechanisms(
     epsilon: float, teachers: int, classes: int, votes: Votes, soft: dict[int, SoftVotes]
 ) -> list[tuple[str, Mechanism, Votes | SoftVotes]]:
-    """Name, mechanism and what it opens, all of one price."""
+    """Name, mechanism and what it opens, all of one cost."""
     sigma = calibration.calibrate_sigma(
         lambda sigma: GNMax(sigma=sigma).privacy_events(QUESTIONS), epsilon=epsilon, delta=DELTA
     )

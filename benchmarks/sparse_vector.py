@@ -1,9 +1,9 @@
-"""The sparse vector on real votes: the fewest teachers at which T failures last for 200 questions, beside GNMax.
+"""The sparse vector on real votes: the fewest teachers at which T failures last for 200 queries, beside GNMax.
 
     PATE_DATA=data python benchmarks/sparse_vector.py --epsilon 1
 
 Logistic teachers on mushroom, a9a and MNIST; a tenth of the records is public, a tenth is the test. Epsilon is that of
-the whole release at delta 1e-5, add_remove, unit record; GNMax answers all questions at the same price. The student is
+the whole release at delta 1e-5, add_remove, unit record; GNMax answers all queries at the same cost. The student is
 a logistic regression on the answers. Medians over draws of the noise, one split. What is printed follows from private
 votes: of data of your own it would be private.
 """
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def measure(name: str, args: argparse.Namespace) -> list[dict[str, object]]:
-    """For every T the first number of teachers whose median run reaches the last question, and that of GNMax."""
+    """For every T the first number of teachers whose median run reaches the last query, and that of GNMax."""
     x, y = load(name, args.data)
     order = make_numpy_generator(args.seed, "sparse vector").permutation(len(y))
     test, public, private = np.split(order, [len(y) // 10, len(y) // 5])

@@ -1,4 +1,4 @@
-"""Active learning with the sparse vector (LZCW21 Remark 25): does it ask the questions that the sparse vector loses?
+"""Active learning with the sparse vector (LZCW21 Remark 25): does it ask the queries that the sparse vector loses?
 
     PATE_DATA=data python benchmarks/stable_questions.py --out docs/images/active-sparse-vector.png
 
@@ -63,7 +63,7 @@ COLORS = {"ASQ": "#1f4e79", "random": "#7f7f7f", "settled": "#c55a11"}
 class Settled(QueryStrategy):
     """The most doubtful of the surer half: medoids first, then by a ridge regression on the answers.
 
-    A question refused counts as half an answer for either class.
+    A query refused counts as half an answer for either class.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -100,7 +100,7 @@ def load(name: str, data: Path, split: int) -> tuple[Tensor, Tensor]:
     else:
         sparse, y = load_svmlight_file(str(next((data / "libsvm").glob(f"{name}*"))))
         x, y = sparse.toarray(), np.unique(y, return_inverse=True)[1]
-    order = make_numpy_generator(split, "stable questions").permutation(len(y))
+    order = make_numpy_generator(split, "stable queries").permutation(len(y))
     return torch.from_numpy(x[order]).float(), torch.from_numpy(y[order].astype(np.int64))
 
 
@@ -170,7 +170,7 @@ def accuracy(x: Tensor, label: Tensor, test_x: Tensor, test_y: Tensor) -> float:
 
 
 def lost(votes: Votes, mechanism: SparseVector, draws: int = 2000) -> np.ndarray:
-    """For every question the chance that a fresh threshold fails it, [P]."""
+    """For every query the chance that a fresh threshold fails it, [P]."""
     scales, stream = mechanism.compute_scales(QUESTIONS), make_numpy_generator(0, "lost")
     bar = (
         scales.threshold

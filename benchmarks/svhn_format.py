@@ -53,7 +53,7 @@ BATCH = 4096
 CASE_KEYS = ("teacher.learning_rate", "recommended.passes")
 CASES = ["lean_cnn", "lean_cnn:0.002:40", "convnet:0.001:20", "convnet:0.001:40", "convnet:0.0005:40"]
 SPARSE_VECTOR = ["mechanism.epsilon=4", "mechanism.max_failures=1"]
-"""Its defaults need 3,483 teachers for 500 questions."""
+"""Its defaults need 3,483 teachers for 500 queries."""
 
 
 def draw_images(digit_x: Tensor, digit_y: Tensor, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

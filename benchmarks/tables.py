@@ -4,7 +4,7 @@
 
 Every cell is a line of ``--rows``, and what is there is not run again; ``--table`` prints means and paired differences.
 Of each split a tenth is the test, a tenth is public, and every method has the same public points: for scaling, ranges
-and questions. delta 1e-5, add_remove, unit record. ``--diffprivlib PYTHON`` names an interpreter that has diffprivlib,
+and queries. delta 1e-5, add_remove, unit record. ``--diffprivlib PYTHON`` names an interpreter that has diffprivlib,
 and interpret-core on the path adds DP-EBM (one class against the rest, the budget shared, where there are several).
 """
 

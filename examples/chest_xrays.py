@@ -51,7 +51,7 @@ scans.fit_student("supervised", network="logistic", steps=200, augment=None)
 report = scans.report(x["test"], y["test"])
 print(report.claim.format_with_terms(report.claim.epsilon))
 print(
-    f"{report.record.queries_answered} questions to {report.record.num_teachers} teachers; accuracy of the student:",
+    f"{report.record.queries_answered} queries to {report.record.num_teachers} teachers; accuracy of the student:",
     report.accuracies[0].share,
 )
 print("may be published:", scans.folder)

@@ -17,7 +17,7 @@ diagnosis = ill.map({0: "malignant", 1: "benign"})
 private, public, test = slice(0, None, 2), slice(1, None, 4), slice(3, None, 4)
 
 clf = PATEClassifier(
-    epsilon=2.0,  # price of the released model
+    epsilon=2.0,  # cost of the released model
     account="biopsies",  # every release from these patients is charged to this account
     classes=["benign", "malignant"],  # declared, not read off the private labels
     allow_refit=True,  # a second run of this file is a second release, which is charged

@@ -13,11 +13,11 @@
 # %% [markdown]
 # # What does a release cost?
 #
-# $K$ teachers vote on each question. The released label is the class with the most votes after Gaussian noise of
+# $K$ teachers vote on each query. The released label is the class with the most votes after Gaussian noise of
 # $\sigma$ votes has been added to every count. A record of one person reaches one teacher, so it changes one vote in
-# each question. How much does the release reveal about that person? This notebook compares three prices. Everybody may
-# see the first price, and only the owner of the data may see the last one. At the end, an audit tests the claimed
-# prices independently.
+# each query. How much does the release reveal about that person? This notebook compares three costs. Everybody may
+# see the first cost, and only the owner of the data may see the last one. At the end, an audit tests the claimed
+# costs independently.
 #
 # The data are *glyphs*, printed characters that are drawn from a seed. Glyphs belong to nobody, so this notebook may
 # show values that must stay private for real data.
@@ -76,20 +76,18 @@ print(f"accuracy of one teacher: {single:.0%}, of the plurality: {together:.0%}"
 
 fig, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
 axes.hist(votes.compute_gaps().numpy(), bins=np.arange(0, TEACHERS + 5, 5), color=INK["theorem"])
-axes.set(
-    xlabel="gap between winner and runner-up (votes)", ylabel="questions", title="Most questions have a clear winner"
-)
+axes.set(xlabel="gap between winner and runner-up (votes)", ylabel="queries", title="Most queries have a clear winner")
 plt.show()
 
 # %% [markdown]
-# ## Three prices
+# ## Three costs
 #
-# - **Data-independent.** This price holds for every data set. A changed vote changes the counts by $\sqrt 2$, so $Q$
-#   questions are one Gaussian mechanism with $\mu = \sqrt{2Q}/\sigma$, whose $\varepsilon$ is known exactly.
+# - **Data-independent.** This cost holds for every data set. A changed vote changes the counts by $\sqrt 2$, so $Q$
+#   queries are one Gaussian mechanism with $\mu = \sqrt{2Q}/\sigma$, whose $\varepsilon$ is known exactly.
 # - **Theorem** (PATE 2018, Theorem 6). If the plurality is clear, a changed vote hardly matters. The theorem bounds
 #   one direction only, $D_\alpha(M(D)\,\|\,M(D'))$, for the given votes.
-# - **Private epsilon.** This is the price by the theorem with added noise. The noise is scaled to the largest change of
-#   the price between neighbors, and the price includes the cost of its publication.
+# - **Private epsilon.** This is the cost by the theorem with added noise. The noise is scaled to the largest change of
+#   the cost between neighbors, and the cost includes the cost of its publication.
 #
 # The standard deviations of the noise on the votes correspond to 20, 40 and 100 votes among 250 teachers.
 
@@ -99,7 +97,7 @@ generator = np.random.default_rng(0)
 
 
 def draw_private_epsilon(price, draws=41):
-    """Compute the median of the published price. The plan is chosen on example votes, never on the priced votes."""
+    """Compute the median of the published cost. The plan is chosen on example votes, never on the priced votes."""
     imagined = private_price.make_example_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
     plan = private_price.choose_plan(price, imagined, num_queries=QUESTIONS, delta=DELTA)
     draws_Z = generator.standard_normal(draws)  # seeded, because nothing here is private
@@ -128,20 +126,20 @@ for column, name in enumerate(table.columns):
     axes.bar_label(bars, fmt="%.1f", fontsize=7)
 axes.set_xticks(range(len(SIGMAS)), [f"{sigma} votes" for sigma in SIGMAS])
 axes.set(xlabel=r"noise $\sigma$", ylabel=rf"$\varepsilon$ at $\delta$ = {DELTA:g}")
-axes.set_title(f"{QUESTIONS} questions to {TEACHERS} teachers")
+axes.set_title(f"{QUESTIONS} queries to {TEACHERS} teachers")
 axes.grid(axis="x", visible=False)
 axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The theorem can even give a *higher* price than the data-independent one: it is based on Rényi divergences, whose
-# conversion to $\varepsilon$ is never exact, while the Gaussian price is exact. The publication of a data-dependent
-# price is worthwhile only if the mechanism has little noise. Otherwise the noise that hides the dependence on the
-# votes costs more than the data-dependent price saves.
+# The theorem can even give a *higher* cost than the data-independent one: it is based on Rényi divergences, whose
+# conversion to $\varepsilon$ is never exact, while the Gaussian cost is exact. The publication of a data-dependent
+# cost is worthwhile only if the mechanism has little noise. Otherwise the noise that hides the dependence on the
+# votes costs more than the data-dependent cost saves.
 #
-# ## One question
+# ## One query
 #
-# The savings come from questions with a wide gap. Each dot is the price of one question at Rényi order 10.
+# The savings come from queries with a wide gap. Each dot is the cost of one query at Rényi order 10.
 
 # %%
 sigma, order = 8, 10.0
@@ -152,7 +150,7 @@ price_Q = [compute_rdp(price, row[None], [order])[0] for row in counts_QC]
 fig, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
 axes.axhline(order / sigma**2, color="black", label="data-independent")
 axes.semilogy(gap_Q, np.maximum(price_Q, 1e-18), ".", color=INK["theorem"], label="theorem")
-axes.set(xlabel="gap (votes)", ylabel="price of one question", title=rf"$\sigma$ = {sigma}, order {order:g}")
+axes.set(xlabel="gap (votes)", ylabel="cost of one query", title=rf"$\sigma$ = {sigma}, order {order:g}")
 axes.legend(frameon=False)
 plt.show()
 
@@ -166,8 +164,8 @@ plt.show()
 # | theorem | **the owner of the data only** |
 # | gaps, votes, accuracy of the ensemble | **the owner of the data only** |
 #
-# The price by the theorem is a function of private votes. If one person leaves the data, one teacher votes at random,
-# and the last digits of the price change. Somebody who knows all other records can therefore tell from the price
+# The cost by the theorem is a function of private votes. If one person leaves the data, one teacher votes at random,
+# and the last digits of the cost change. Somebody who knows all other records can therefore tell from the cost
 # whether the person's record was used.
 
 # %%
@@ -183,10 +181,10 @@ print(f"{'in both cases':>16}: data-independent {table.loc[16, 'data-independent
 # %% [markdown]
 # ## The audit
 #
-# All prices above are computed from a description of the mechanism. The audit executes the mechanism many times on
+# All costs above are computed from a description of the mechanism. The audit executes the mechanism many times on
 # neighboring votes, and computes a lower bound on $\varepsilon$ from the answers, with 95 % confidence. For a sound
 # mechanism, the proven lower bound is below the claim. A lower bound above the claim refutes the mechanism. Each sound
-# mechanism is compared with a faulty variant that claims the same price but draws a quarter of the noise.
+# mechanism is compared with a faulty variant that claims the same cost but draws a quarter of the noise.
 
 
 # %%
@@ -221,7 +219,7 @@ axes.set_xticks(range(3), [f"{sigma} votes" for sigma in (2, 4, 8)])
 axes.set(
     xlabel=r"noise $\sigma$ claimed",
     ylabel=r"$\varepsilon$",
-    title="Two questions, 50,000 runs on each of two neighbors",
+    title="Two queries, 50,000 runs on each of two neighbors",
 )
 axes.grid(axis="x", visible=False)
 axes.legend(frameon=False)
@@ -229,4 +227,4 @@ plt.show()
 
 # %% [markdown]
 # `pate audit mechanism=gaussian` runs this audit for any mechanism, and `pate plan` computes in advance what a choice
-# of $K$, $\sigma$ and the number of questions will cost.
+# of $K$, $\sigma$ and the number of queries will cost.

@@ -11,9 +11,9 @@
 # ---
 
 # %% [markdown]
-# # Which questions are worth their price?
+# # Which queries are worth their cost?
 #
-# Each answer costs privacy, so the choice of questions matters more than in ordinary active learning. The answers are
+# Each answer costs privacy, so the choice of queries matters more than in ordinary active learning. The answers are
 # also noisy, and most of the errors occur where teachers disagree. A query strategy may use public points and released
 # answers, but no votes. Here each strategy chooses among 600 distorted printed characters. The characters are drawn
 # from a seed and belong to nobody, so this notebook may also show values that are private in a real run.
@@ -83,7 +83,7 @@ print(f"accuracy of the plurality: {float((votes.compute_plurality() == truth).f
 #
 # Labels spread along the neighbor graph of the public points, and a small network is trained on these labels. Such a
 # student is quick to train, so every experiment can be repeated. The same student guides the strategy `margin`, which
-# chooses questions in rounds.
+# chooses queries in rounds.
 #
 # A `PreparedLabeling` combines teachers, mechanism and strategy. It answers questions in rounds, and a reservation in
 # the ledger pays for the noise.
@@ -117,9 +117,9 @@ def ask(name: str, num_queries: int, seed: int) -> Release:
 
 
 # %% [markdown]
-# ## The questions
+# ## The queries
 #
-# The figure shows the first sixteen of thirty questions in order, with the released labels; orange labels are wrong.
+# The figure shows the first sixteen of thirty queries in order, with the released labels; orange labels are wrong.
 # `prototypes` asks a typical point of each cluster of the pool. `coreset` covers the pool, so it also asks unusual
 # points. `margin` starts with random points, and then asks points near the decision boundary of the student.
 
@@ -141,7 +141,7 @@ plt.show()
 # %% [markdown]
 # ## Accuracy against epsilon
 #
-# The price depends on the number of questions, and not on the choice of the questions. The figure shows means over
+# The cost depends on the number of queries, and not on the choice of the queries. The figure shows means over
 # ten releases with independent noise, and two standard errors.
 
 # %%
@@ -168,7 +168,7 @@ for shift, (name, (_, ink)) in enumerate(STRATEGIES.items()):
             np.array(prices) + 0.012 * (shift - 2.5), mean, error, color=ink, marker="o", capsize=2, label=name
         )
 for axis, title in zip(panels, ("accuracy of the student on test points", "accuracy of its labels"), strict=True):
-    names = [f"{price:.2f}\n{size} questions" for price, size in zip(prices, SIZES, strict=True)]
+    names = [f"{price:.2f}\n{size} queries" for price, size in zip(prices, SIZES, strict=True)]
     axis.set(xlabel=f"epsilon at delta = {DELTA:g}", title=title)
     axis.set_xticks(prices, labels=names)
     axis.set_ylim(top=min(1.0, axis.get_ylim()[1]))
@@ -180,18 +180,18 @@ for name, means in table.items():
     print(f"{name:<11}", "  ".join(f"{mean:.1%}" for mean in means))
 
 # %% [markdown]
-# ## The price of noise
+# ## The cost of noise
 #
-# How many of thirty labels would be correct at another price? The left figure is computed from the teachers' votes.
+# How many of thirty labels would be correct at another cost? The left figure is computed from the teachers' votes.
 # In a real run, this figure is **private**, only the owner may see it, and choosing sigma by this figure would be a
 # release that was not charged. The right figure explains the differences. It shows the lead of the winning class on
 # the points that each strategy asked. If the lead is below two sigma, the noise decides.
 #
 # Teachers agree on typical points, so under strong noise the labels of typical points are most often correct. With
-# fifteen questions, typical points also train the best student. Ambiguous points have two disadvantages: their labels
-# are wrong more often, and each label says little about other points. `margin` is hardly better than random questions
-# with fifteen and thirty questions, and as good as any strategy with sixty. Coverage of the pool is best with thirty
-# questions, because this student propagates each label far along the neighbor graph, and labels in every part of the
+# fifteen queries, typical points also train the best student. Ambiguous points have two disadvantages: their labels
+# are wrong more often, and each label says little about other points. `margin` is hardly better than random queries
+# with fifteen and thirty queries, and as good as any strategy with sixty. Coverage of the pool is best with thirty
+# queries, because this student propagates each label far along the neighbor graph, and labels in every part of the
 # pool help it. The best strategy depends on the student, too: with a student that propagates labels less far
 # (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset` was the worst.
 
@@ -213,14 +213,14 @@ for name, (_, ink) in STRATEGIES.items():
         label=name,
     )
     right.plot(np.linspace(0, 1, len(asked)), np.sort(votes.compute_gaps()[asked].numpy())[::-1], color=ink)
-left.set(xlabel=f"epsilon of 30 questions at delta = {DELTA:g}", xscale="log", title="expected accuracy of the labels")
+left.set(xlabel=f"epsilon of 30 queries at delta = {DELTA:g}", xscale="log", title="expected accuracy of the labels")
 left.set_xticks([1, 2, 4, 8], labels=["1", "2", "4", "8"])
 left.minorticks_off()
 left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 left.legend(frameon=False, fontsize=9)
 right.axhline(2 * SIGMA, color="black", linewidth=0.8, linestyle=":")
 right.text(0, 2 * SIGMA, "two sigma", va="bottom", ha="left")
-right.set(xlabel="share of the questions", title="votes between winner and runner-up", ylim=(0, TEACHERS))
+right.set(xlabel="share of the queries", title="votes between winner and runner-up", ylim=(0, TEACHERS))
 for axis in (left, right):
     axis.grid(alpha=0.25)
 plt.show()

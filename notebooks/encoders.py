@@ -112,7 +112,7 @@ print(f"no privacy   {raw_plain[0]:.1%} ± {raw_plain[1]:.1%}")
 #
 # The features of each point are computed independently: their bits are the same whether the point is encoded alone or
 # with other points. A network that receives all points in one batch does not guarantee equal bits. If the last bit of a
-# feature depends on another record, no price covers this influence.
+# feature depends on another record, no cost covers this influence.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -139,14 +139,14 @@ print("the same if the network takes all points in one batch:", (in_one_batch[:1
 # ## The same features for all methods
 #
 # All rows use the same frozen features, public points and splits. `PATEClassifier` again chooses per-record
-# gradients, now of the features themselves. The quickstart's method has 75 teachers and twenty questions. The last
+# gradients, now of the features themselves. The quickstart's method has 75 teachers and twenty queries. The last
 # row has no privacy. A teacher has 13 records, and at a small epsilon the noise is larger than the agreement of 75
 # such teachers. Both methods give a warning before a release whose noise is that large.
 
 
 # %%
 class Teachers:
-    """75 teachers, twenty questions, and labels that spread among the public points."""
+    """75 teachers, twenty queries, and labels that spread among the public points."""
 
     def __init__(self, split, epsilon, questions=20):
         sigma = calibrate_sigma(lambda s: GNMax(sigma=s).privacy_events(questions), epsilon=epsilon, delta=DELTA)

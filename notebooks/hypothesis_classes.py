@@ -109,7 +109,7 @@ axis.set(xlabel="threshold", ylabel="probability of being chosen", title="SSPP o
 axis.legend(frameon=False)
 plt.show()
 chosen = run_sspp(Thresholds(), sample, public, epsilon=1.0, budget=budget)
-print(f"chosen threshold {chosen.hypothesis:.3f}, price {chosen.events}")
+print(f"chosen threshold {chosen.hypothesis:.3f}, cost {chosen.events}")
 
 # %% [markdown]
 # An algorithm warns if the sample is smaller than its theorem needs. Privacy does not depend on the size.
@@ -167,7 +167,7 @@ plt.show()
 points = np.array([0.1, 0.5, 0.7, 0.9])
 done = run_private_prediction(Thresholds(), sample, points, epsilon=1.0, alpha=0.1, budget=budget, constants="sharp")
 gammas = [compute_flipping_gamma(1.0, 0.1, constants) for constants in ("paper", "sharp")]
-print(f"labels of {points}: {done.label_Q.astype(int)}; price {done.events}")
+print(f"labels of {points}: {done.label_Q.astype(int)}; cost {done.events}")
 print(f"gamma: {gammas[0]:.4f} (paper's constants), {gammas[1]:.4f} (sharp)")
 print(
     "The predictor of Theorem 2 has a better rate, but at epsilon = 1, alpha = 0.1 its theorem needs "

@@ -14,7 +14,7 @@
 # # A first private student
 #
 # In this notebook, 1,100 handwritten digits are private. Seventy-five small teachers are trained on about 15 records
-# each. The teachers vote on twenty public questions, and noise is added to their votes. A student is trained on the
+# each. The teachers vote on twenty public queries, and noise is added to their votes. A student is trained on the
 # noisy answers and may be published. The notebook takes less than a minute.
 
 # %%
@@ -56,11 +56,11 @@ pate = PATE(
 pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 
 # %% [markdown]
-# ## Twenty questions
+# ## Twenty queries
 #
 # The strategy `Prototypes` asks one typical point of each cluster of the public points. A teacher that was trained on
 # fifteen records errs often. The method `teachers_transductive` reduces these errors: each teacher labels all public
-# points together and uses the neighbor graph of these points, which is public. The price of the whole plan is reserved
+# points together and uses the neighbor graph of these points, which is public. The cost of the whole plan is reserved
 # in the ledger before any noise is drawn.
 
 # %%
@@ -72,7 +72,7 @@ for axis, query, label, right in zip(axes.flat, release.query_Q, release.label_Q
     axis.imshow(digits.pool.x[query, 0], cmap="gray_r")
     axis.set_title(int(label), color="black" if label == right else "#c55a11", fontsize=12)
     axis.set(xticks=[], yticks=[])
-fig.suptitle("the questions and the released labels (orange: wrong)")
+fig.suptitle("the queries and the released labels (orange: wrong)")
 plt.show()
 
 # %% [markdown]
@@ -89,7 +89,7 @@ print(f"accuracy of the student on {measured.student_size} test points: {measure
 print(f"accuracy of the labels it was trained on: {measured.label_accuracy:.0%}")
 
 # %% [markdown]
-# ## The price
+# ## The cost
 
 # %%
 print(format_headline(report))
@@ -101,7 +101,7 @@ questions = np.arange(1, len(report.claim.epsilon_curve) + 1)
 left.plot(questions, report.claim.epsilon_curve, color="#1f4e79")
 left.axhline(report.claim.budget_epsilon, color="black", linewidth=0.8, linestyle=":")
 left.text(1, report.claim.budget_epsilon, " the account's cap", va="bottom")
-left.set(xlabel="questions", ylabel="epsilon at delta = 1e-4", title="price")
+left.set(xlabel="queries", ylabel="epsilon at delta = 1e-4", title="cost")
 left.set(xlim=(0, 20.5), ylim=(0, 2.8), xticks=range(0, 21, 5))
 counts = np.array(report.evaluation.confusion)
 right.imshow(counts / counts.sum(1, keepdims=True), cmap="Blues", vmin=0, vmax=1)
@@ -113,7 +113,7 @@ plt.show()
 # %% [markdown]
 # ## The budget is enforced
 #
-# Another twenty questions would exceed the cap. The call is refused before any noise is drawn.
+# Another twenty queries would exceed the cap. The call is refused before any noise is drawn.
 
 # %%
 try:

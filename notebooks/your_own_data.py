@@ -104,11 +104,11 @@ print(format_headline(report))
 print(f"accuracy of the student on the test visits: {report.evaluation.student_accuracy:.1%}")
 
 # %% [markdown]
-# ## More noise or fewer questions?
+# ## More noise or fewer queries?
 #
-# The noise and the number of questions are public choices, which must be made before anybody looks at the votes. The
-# curves need no data, because the mechanism alone determines the price of a number of questions and a noise scale.
-# `ConfidentGNMax` answers only questions on which a noisy check finds that the teachers agree. All other questions cost
+# The noise and the number of queries are public choices, which must be made before anybody looks at the votes. The
+# curves need no data, because the mechanism alone determines the cost of a number of queries and a noise scale.
+# `ConfidentGNMax` answers only queries on which a noisy check finds that the teachers agree. All other queries cost
 # little.
 
 # %%
@@ -125,15 +125,15 @@ for mechanism, name, style in (
     axis.plot(questions, prices, style, label=name)
 axis.axhline(8, color="black", linewidth=0.8, linestyle=":")
 axis.text(200, 8, "the account's cap", va="bottom", ha="right")
-axis.set(xlabel="questions", ylabel="epsilon at delta = 1e-5", ylim=(0, 14))
+axis.set(xlabel="queries", ylabel="epsilon at delta = 1e-5", ylim=(0, 14))
 axis.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# ## One question at a time
+# ## One query at a time
 #
-# The teachers can also answer single questions through the mechanism, until the budget is spent. The labeler reserves a
-# block of questions. The journal answers a repeated question, which is free. The cap counts the questions of the block
+# The teachers can also answer single queries through the mechanism, until the budget is spent. The labeler reserves a
+# block of queries. The journal answers a repeated query, which is free. The cap counts the queries of the block
 # that were asked. The published claim counts the whole block, because the whole block was reserved.
 
 # %%

@@ -275,8 +275,8 @@ class AuditSetting(NamedTuple):
     overrides: Mapping[str, Any] = MappingProxyType({})
 
 
-# With one failure and lambda of about 1, the price of a block is visible in a single block of eight tests. With many
-# failures, the price per block would be too small to detect.
+# With one failure and lambda of about 1, the cost of a block is visible in a single block of eight tests. With many
+# failures, the cost per block would be too small to detect.
 _SPARSE = {"epsilon": 2.0, "max_failures": 1}
 SETTINGS = {
     "sparse_vector": AuditSetting(queries=8, runs=20_000, overrides=_SPARSE),

@@ -132,7 +132,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
             first_student=_FIRST,
             later_students=_LATER,
         ),
-        # The supervised student has few steps, because it also guides rounds of questions.
+        # The supervised student has few steps, because it also guides rounds of queries.
         "supervised": _target("students.training.Supervised", **_NETWORK, steps=400),
         "vat": _target("students.semi_supervised.Vat", **_STUDENT),
     },

@@ -100,7 +100,7 @@ class RunConfig:
         selection: Choice of one of several students by private records. None to train ``student`` alone.
         private_test: Share of the units that all releases of the account leave out, for a test. 0 for no test.
         test_mechanism: Mechanism of the test, which ``calibrate`` sets. None for no test.
-        private_epsilon: Publication of the data-dependent price. None to keep the price private.
+        private_epsilon: Publication of the data-dependent cost. None to keep the cost private.
         membership: Membership attack on the student, for the owner. None to make no attack.
         labels: Id of an earlier release from whose labels the student learns. None to make a new release.
         seed: Seed of splits, initialization and batches. It never seeds noise.
@@ -152,10 +152,10 @@ class RunConfig:
             problem = f"cannot be combined with method={self.method.name}"
             raise checks.error("selection", self.selection.name, problem, fix)
         if self.private_epsilon is not None and not isinstance(self.method, VotingMethod):
-            fix = "Leave out private_epsilon, whose price depends on votes of teachers."
+            fix = "Leave out private_epsilon, whose cost depends on votes of teachers."
             raise checks.error("method", self.method.name, "cannot be combined with private_epsilon", fix)
         if self.private_epsilon is not None and self.method.has_first_stage:
-            problem = "cannot be combined with private_epsilon, whose price leaves out the class counts"
+            problem = "cannot be combined with private_epsilon, whose cost leaves out the class counts"
             raise checks.error("first_answers", "class_counts", problem, "Leave out one of them.")
         if isinstance(self.method, VotesFile) and (self.labels is not None or self.selection is not None):
             key = "selection" if self.labels is None else "labels"
@@ -175,7 +175,7 @@ class RunConfig:
         return self.student is not None or self.selection is not None
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> RunConfig:
-        """Return this configuration with the settings that follow from the data, such as the number of questions.
+        """Return this configuration with the settings that follow from the data, such as the number of queries.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
@@ -185,7 +185,7 @@ class RunConfig:
         return completed.calibrate(facts) if self.labels is None else completed
 
     def calibrate(self, *facts: DatasetFacts) -> RunConfig:
-        """Return this configuration with noise whose price, a private test included, is ``privacy.target_epsilon``."""
+        """Return this configuration with noise whose cost, a private test included, is ``privacy.target_epsilon``."""
         target, delta = self.privacy.target_epsilon, self.privacy.delta
         epsilon = compute_release_epsilon(target, delta) if self.private_test and target else target
         while True:
@@ -197,7 +197,7 @@ class RunConfig:
             total = compute_guarantee(events + mechanism.privacy_events(1), delta).epsilon
             if not (epsilon and target) or total <= target * (1 + 1e-9):
                 return replace(self, method=method, test_mechanism=mechanism)
-            epsilon *= 0.98  # prices that are not Gaussian do not add in mu^2
+            epsilon *= 0.98  # costs that are not Gaussian do not add in mu^2
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
         """Return all events that this run may charge: the release, and the events of ``extra_privacy_events``."""
@@ -205,7 +205,7 @@ class RunConfig:
         return release_events + self.extra_privacy_events(facts.spec.num_classes)
 
     def extra_privacy_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
-        """Return the events of the choice of a student, its test, and the publication of the data-dependent price."""
+        """Return the events of the choice of a student, its test, and the publication of the data-dependent cost."""
         events = () if self.selection is None else self.selection.privacy_events()
         events += () if self.test_mechanism is None else self.test_mechanism.privacy_events(1)
         if self.private_epsilon is None or self.labels is not None:
@@ -213,10 +213,10 @@ class RunConfig:
         return events + self.private_epsilon.privacy_events(self.plan_private_epsilon(num_classes))
 
     def plan_private_epsilon(self, num_classes: int) -> private_price.PublicationPlan:
-        """Make the plan of publishing the data-dependent price.
+        """Make the plan of publishing the data-dependent cost.
 
         Raises:
-            ValueError: The price cannot be published.
+            ValueError: The cost cannot be published.
         """
         method = self.method
         assert self.private_epsilon is not None and isinstance(method, VotingMethod) and method.ensemble_size

@@ -1,4 +1,4 @@
-"""PRIVATE. Metrics of a run for the owner of the data: accuracies without noise, and a price that depends on the votes.
+"""PRIVATE. Metrics of a run for the owner of the data: accuracies without noise, and a cost that depends on the votes.
 
 The metrics are written into the private folder of the run and printed for the owner, marked as private. Of these
 metrics, a ``ReleaseReport`` holds only the accuracies on public benchmarks.
@@ -60,7 +60,7 @@ class PrivateMetrics:
         teacher_accuracy_mean: Mean test accuracy of the teachers.
         epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018. It depends on the votes, so it is neither a
             guarantee nor a charge.
-        gap_quantiles: Quantiles of the gap between the two largest counts of a question, in votes, by level.
+        gap_quantiles: Quantiles of the gap between the two largest counts of a query, in votes, by level.
         neighbor_recall: Smallest share of the nearest neighbors that an approximate search among public points found.
         nonprivate_accuracy: Test accuracy of a model trained on all records without privacy.
         membership: Result of the membership attack on the student.
@@ -162,12 +162,12 @@ def compute_vote_metrics(
     delta: float,
     device: torch.device,
 ) -> PrivateMetrics:
-    """PRIVATE. Compute accuracies without noise, and the price that depends on the votes.
+    """PRIVATE. Compute accuracies without noise, and the cost that depends on the votes.
 
     The labels are charged by now, so an error is recorded in ``not_computed`` instead of ending the run. Votes,
     teachers and the model without privacy are None if they are not available. The distribution ``model`` of the
-    mechanism's outcomes is None if it is unknown, or if there were several rounds, because data-dependent prices
-    compose only if no question depends on an earlier answer.
+    mechanism's outcomes is None if it is unknown, or if there were several rounds, because data-dependent costs
+    compose only if no query depends on an earlier answer.
     """
     test, figures, missing = data.evaluation, dict[str, Any](), dict[str, str]()
     if nonprivate is not None:
@@ -181,7 +181,7 @@ def compute_vote_metrics(
             figures["teacher_accuracy_mean"] = compute_accuracy(prediction_KQ, test.y)
     asked = None if votes is None else votes.select(release.query_Q)
     if asked is not None and len(asked) and model is not None:
-        with _note_failure("Price of these votes, theorem", missing):
+        with _note_failure("Cost of these votes, theorem", missing):
             counts_QC = asked.counts_QC.cpu().numpy()
             epsilon = compute_data_dependent_epsilon(counts_QC, model, delta=delta)
             if not math.isfinite(epsilon):
@@ -332,7 +332,7 @@ class PrivateWriter:
         self._log_distribution("teachers/loss", loss_K, step)
 
     def log_votes(self, votes: Votes, answered_Q: Tensor) -> None:
-        """PRIVATE. Write histograms of the votes, and the share of answered questions up to each question."""
+        """PRIVATE. Write histograms of the votes, and the share of answered queries up to each query."""
         self._log_distribution("votes/gap", votes.compute_gaps(), 0)
         self._log_distribution("votes/top", votes.compute_top_counts(), 0)
         share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)

@@ -3,7 +3,7 @@
     method -> votes, counts, gradients -> mechanism <- budget | released labels -> student -> report
     PRIVATE                                                   | may be published
 
-All values left of the bar are private. Values pass the bar only through a mechanism, whose price was reserved before
+All values left of the bar are private. Values pass the bar only through a mechanism, whose cost was reserved before
 any noise was drawn.
 """
 

@@ -145,7 +145,7 @@ class ReleaseSession(OpenRun):
         """Adapt the method to its first answers. Also return the forecast that stops the release, or None."""
         method = self.config.method.adapt(first_answers, self.facts)
         if method.privacy_events(self.facts) != self.config.method.privacy_events(self.facts):
-            raise ValueError("first_answers: a setting that the price depends on changed. The reservation stays spent.")
+            raise ValueError("first_answers: a setting that the cost depends on changed. The reservation stays spent.")
         forecast = method.forecast_model(first_answers, self.facts)
         if forecast is not None:
             self.stages.print_message(f"Forecast from noisy class counts: {forecast}.")
@@ -192,7 +192,7 @@ class ReleaseSession(OpenRun):
             Name of the student, and the student. None if the configuration has no student.
 
         Raises:
-            ValueError: No question was answered.
+            ValueError: No query was answered.
         """
         config, facts = self.config, self.facts
         if isinstance(written.release, ModelRelease):
@@ -202,8 +202,8 @@ class ReleaseSession(OpenRun):
         labels, method = written.labels, config.method
         if not bool(labels.answered_Q.any()):
             raise ValueError(
-                f"mechanism: none of the {len(labels.query_Q)} questions was answered, so there is nothing to learn "
-                "from. Take more teachers, fewer questions, a larger epsilon or, for a mechanism with a threshold, a "
+                f"mechanism: none of the {len(labels.query_Q)} queries was answered, so there is nothing to learn "
+                "from. Take more teachers, fewer queries, a larger epsilon or, for a mechanism with a threshold, a "
                 "lower mechanism.threshold."
             )
         releases_guide = isinstance(method, LabelingMethod) and method.releases_guide

@@ -70,7 +70,7 @@ def blobs() -> Tensors:
 
 
 def plan(home: Path, name: str, **changes: Any) -> RunConfig:
-    """Eight teachers, five questions, a student of a few steps."""
+    """Eight teachers, five queries, a student of a few steps."""
     config = run_config(
         dataset=blobs(), partition=AddRemove(), teacher=RECIPE, mechanism=GNMax(sigma=2.0), query=Random(),
         student=STUDENT, guide_student=STUDENT, num_teachers=8, num_queries=5, delta=1e-4, opening_budget=50.0,
@@ -172,7 +172,7 @@ CAP = 1e4
 """An account's, which no number of attempts reaches."""
 
 ASKED = (6, 5)
-"""Questions of a labeler's attempt, and of a block of its."""
+"""Queries of a labeler's attempt, and of a block of its."""
 
 
 def _pipeline(home: Path, number: int, **changes: Any) -> None:
@@ -220,7 +220,7 @@ def _api(home: Path, number: int) -> None:
 
 
 def _labeler(home: Path, number: int) -> None:
-    """Asks some questions; notes each answer it was given."""
+    """Asks some queries; notes each answer it was given."""
 
     def votes(x: torch.Tensor) -> Votes:
         high = (x[:, 0] > 0).long()

@@ -182,7 +182,7 @@ def test_choices_that_do_not_go_together_are_refused_whatever_the_data(tmp_path,
         (("privacy.opening_budget=50", "larger cap"), {"target_epsilon": 1000}),
         ("augment", {"teacher": TeacherRecipe(network="logistic", augment=Affine(rotate=5.0))}),
         ("guide_student=None: must be a student", {"student": None, "guide_student": None, "query": Margin(rounds=2)}),
-        ("no data-dependent price", {"mechanism": GNMAX_DISCRETE, "private_epsilon": PUBLISHED}),
+        ("no data-dependent cost", {"mechanism": GNMAX_DISCRETE, "private_epsilon": PUBLISHED}),
         ("rounds", {"query": Random(rounds=2), "private_epsilon": PUBLISHED}),
     ],
 )

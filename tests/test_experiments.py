@@ -47,7 +47,7 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
     assert plan.dataset.name == "mnist" and plan.method.num_teachers == 1000
     assert accounting.compute_guarantee(plan.method.privacy_events(), plan.privacy.delta).epsilon < 0.1
     assert isinstance(plan.method.teacher.start, PublicStart) and plan.method.mechanism.counts
-    # One recipe for teachers, questions and student is learnt once.
+    # One recipe for teachers, queries and student is learnt once.
     assert plan.method.features == plan.method.teacher.start.features == plan.student.features
     other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
     assert (other.method.mechanism.name, other.method.mechanism.sigma) == ("confident", 245)

@@ -48,7 +48,7 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
     summary.write(tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert set(read) >= {"ensemble_accuracy", "teacher_accuracy_mean", "epsilon_pate2018", "gap_quantiles"}
-    assert list(summary.format_rows().values()) == ["98.0 %"], "an epsilon beside accuracies would look like a price"
+    assert list(summary.format_rows().values()) == ["98.0 %"], "an epsilon beside accuracies would look like a cost"
     assert mode(tmp_path / "summary.json") == 0o600
     for broken in ({"ensemble_accuracy": math.nan}, {"epsilon_pate2018": math.inf}, {"gap_quantiles": {"0": math.nan}}):
         with pytest.raises(ValueError, match="JSON"):

@@ -165,7 +165,7 @@ def test_secure_noise_differs_between_runs(plan, tmp_path):
 
 
 def test_confident_reports_its_cap_and_ex_post_apart(plan):
-    mechanism = ConfidentGNMax(screen_sigma=0.8, threshold=11.0, sigma=2.0)  # one question has 7 of 12 votes
+    mechanism = ConfidentGNMax(screen_sigma=0.8, threshold=11.0, sigma=2.0)  # one query has 7 of 12 votes
     pipeline.run(one := changed(plan, mechanism=mechanism))
     found = summary(one)
     cap = gdp.compute_epsilon(math.sqrt(20 / 0.64 + 40 / 4), 1e-4)
@@ -267,9 +267,9 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
 
     one, first = sanitised("a")
     labels_alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 8.0, 1e-4)
-    assert summary(one)["epsilon_charged"] == summary(one)["epsilon"] > labels_alone  # publishing has a price
+    assert summary(one)["epsilon_charged"] == summary(one)["epsilon"] > labels_alone  # publishing has a cost
     entries = [e for e in Ledger(one.root / "ledger.sqlite").read_entries("blobs") if e.kind == "reserve"]
-    assert [e.facts["mechanism"] for e in entries] == ["gaussian", "sanitised price"]
+    assert [e.facts["mechanism"] for e in entries] == ["gaussian", "sanitised cost"]
     assert first["private"] is True and first["rdp"] >= 0
     ceiling = math.ceil(1000 * 20 * first["order"] / 64) / 1000  # what is published is rounded up, and so are its ends
     assert first["rdp"] <= ceiling

@@ -18,7 +18,7 @@ DELTA = 1e-4
 
 
 def tiny(home: Path) -> RunConfig:
-    """Twelve teachers, twenty questions, a student of forty steps."""
+    """Twelve teachers, twenty queries, a student of forty steps."""
     learner = Supervised(network="mlp", steps=40, augment=None)
     recipe = TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05)
     return run_config(

@@ -134,7 +134,7 @@ class Method:
 def _teach(split: Split, release: Release) -> Found:
     """Train a student on the labels that were answered."""
     if not bool(release.answered_Q.any()):
-        raise ValueError("mechanism: none of the questions was answered")
+        raise ValueError("mechanism: none of the queries was answered")
     predicted = split.fit_student(release).predict(split.data.evaluation.x)
     return (
         predicted,

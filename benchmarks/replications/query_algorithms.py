@@ -54,7 +54,7 @@ def run_high_confidence(
     them does with probability 1 - failure/3; the last fold finds it. The folds are consecutive positions: the order of
     the records must not depend on them.
 
-    Guarantee: the price of BoundedRange(epsilon), not a sum. A record sits in one fold. In a candidate's fold, all
+    Guarantee: the cost of BoundedRange(epsilon), not a sum. A record sits in one fold. In a candidate's fold, all
         that follows is post-processing. In the last, the winners do not depend on it, and given them the draw is of
         bounded range; averaged over them it need not be (its log ratios may span 2 epsilon), but epsilon-DP, the Renyi
         and every other divergence that composes are no larger than given the winners (quasi-convexity). Replace-one.

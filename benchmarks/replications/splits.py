@@ -207,7 +207,7 @@ class Split:
 
 @cache
 def compute_sigma(num_queries: int, epsilon: float, delta: float) -> float:
-    """Compute the GNMax noise, in votes, at which so many answers cost epsilon by the exact price of Gaussian noise.
+    """Compute the GNMax noise, in votes, at which so many answers cost epsilon by the exact cost of Gaussian noise.
 
     LZCW21 section 5.1 calibrates its experiments exactly, too.
 

@@ -84,7 +84,7 @@ def _by(network: torch.nn.Module, points: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Split(tables.Split):
-    """One split of a task; the seed is of the split, of shards and questions, and noise has none.
+    """One split of a task; the seed is of the split, of shards and queries, and noise has none.
 
     Attributes:
         told: Classes of the public points, which no method sees: for counting right labels.

@@ -74,7 +74,7 @@ def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Ans
         "logistic": float((_logistic(split, asked_A, label_A) == split.truth).mean()),
         "labels_right": float((label_A == split.told[asked_A]).mean()),
         "plurality": float((plain == split.told).mean()),
-        "questions": chosen.num_queries,
+        "queries": chosen.num_queries,
         "teachers": chosen.num_teachers,
     }
 

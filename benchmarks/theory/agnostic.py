@@ -171,7 +171,7 @@ class AgPrivClPlan:
         max_draws: Number of draws that no record exceeds in step 4, except with probability ``tail_probability``.
         tail_probability: Probability of more draws.
         record_price: (epsilon_hat, delta_hat) that one resampled record may cost.
-        mechanism: The sparse vector with that price.
+        mechanism: The sparse vector with that cost.
         num_teachers: Number K of teachers.
         events: The events that are charged: ``total_price``.
         min_n: Number of records below which no accuracy is promised.

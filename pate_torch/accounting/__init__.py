@@ -1,4 +1,4 @@
-"""Privacy accounting: prices in, (epsilon, delta) out. NumPy/SciPy float64, log space; no torch, no Hydra."""
+"""Privacy accounting: costs in, (epsilon, delta) out. NumPy/SciPy float64, log space; no torch, no Hydra."""
 
 from pate_torch.accounting.calibration import calibrate_noise as calibrate_noise
 from pate_torch.accounting.calibration import compute_epsilon as compute_epsilon

@@ -106,7 +106,7 @@ def _compute_route_epsilons(events: tuple[PrivacyEvent, ...], delta: float, acco
     if (pure_epsilon := compute_total_pure_epsilon(events)) is not None:
         routes["pure"] = functools.partial(float, pure_epsilon)
     if routes:
-        checks.one_of("accountant", accountant, ("best", *routes), "Other accountants do not price these mechanisms.")
+        checks.one_of("accountant", accountant, ("best", *routes), "Other accountants do not cover these mechanisms.")
     epsilon_by_route = {name: compute() for name, compute in routes.items() if accountant in ("best", name)}
     if any(math.isnan(value) for value in epsilon_by_route.values()):
         raise ArithmeticError(f"an accountant computed NaN: {epsilon_by_route}")
@@ -132,7 +132,7 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
 
 
 def compute_total_rho(events: Iterable[PrivacyEvent]) -> float | None:
-    """Compute the sum of the zCDP prices rho of all events, or None if the rho of an event is unknown.
+    """Compute the sum of the zCDP costs rho of all events, or None if the rho of an event is unknown.
 
     A pure event has rho = epsilon^2/2, and an event of bounded range has rho = eta^2/8.
     """

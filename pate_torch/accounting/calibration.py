@@ -1,4 +1,4 @@
-"""Calibration of noise: the smallest noise whose price is at most a target epsilon."""
+"""Calibration of noise: the smallest noise whose cost is at most a target epsilon."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pate_torch.core import checks
 
 _MIN_SIGMA, _MAX_SIGMA = 1e-9, 1e12
 _MAX_SECANT_STEPS, _SECANT_TOLERANCE = 8, 1e-6
-_EPSILON_RELATIVE_MARGIN = 1e-11  # keeps the price below epsilon after rounding
+_EPSILON_RELATIVE_MARGIN = 1e-11  # keeps the cost below epsilon after rounding
 
 
 def compute_epsilon(
     price: Price | Sequence[Price], num_queries: int | Sequence[int], *, delta: float, accountant: str = "best"
 ) -> float:
-    """Compute epsilon of ``num_queries`` questions, or of several mechanisms together, for any votes.
+    """Compute epsilon of ``num_queries`` queries, or of several mechanisms together, for any votes.
 
     Args:
-        price: Price of a mechanism, or prices of the mechanisms that are composed.
-        num_queries: Number of questions, fixed beforehand, or one number for each price.
+        price: Cost of a mechanism, or costs of the mechanisms that are composed.
+        num_queries: Number of queries, fixed beforehand, or one number for each cost.
         delta: Delta at which epsilon is computed.
         accountant: "best" (smallest epsilon), "gdp" (exact, for continuous Gaussian noise), "pld" (privacy loss
             distribution of dp-accounting, rounded up), "rdp" (best real order), "zcdp" or "pure".
@@ -41,9 +41,9 @@ def calibrate_noise(
     delta: float,
     accountant: str = "best",
 ) -> float:
-    """Compute the smallest noise, in votes, with which ``num_queries`` questions cost at most epsilon at delta.
+    """Compute the smallest noise, in votes, with which ``num_queries`` queries cost at most epsilon at delta.
 
-    ``make_price`` maps the noise to a price or several prices: ``GaussianNoisyMaxPrice``, or ``lambda sigma:
+    ``make_price`` maps the noise to a cost or several costs: ``GaussianNoisyMaxPrice``, or ``lambda sigma:
     ConfidentPrice(sigma, screen_sigma=4 * sigma)``.
     """
     return calibrate_sigma(
@@ -54,9 +54,9 @@ def calibrate_noise(
 def _list_events(price: Price | Sequence[Price], num_queries: int | Sequence[int]) -> list[PrivacyEvent]:
     prices, numbers = price if isinstance(price, Sequence) else [price], np.ravel(num_queries).tolist()
     if not all(isinstance(one_price, Price) for one_price in prices):
-        raise checks.error("price", price, "must be a price, such as GaussianNoisyMaxPrice(sigma), or several prices")
+        raise checks.error("price", price, "must be a cost, such as GaussianNoisyMaxPrice(sigma), or several costs")
     if len(prices) != len(numbers):
-        raise checks.error("num_queries", num_queries, f"must be one number for each price ({len(prices)})")
+        raise checks.error("num_queries", num_queries, f"must be one number for each cost ({len(prices)})")
     pairs = [(p, checks.integer("num_queries", n, low=0)) for p, n in zip(prices, numbers, strict=True)]
     return [event for one_price, number in pairs for event in one_price.privacy_events(number)]
 
@@ -67,11 +67,11 @@ def calibrate_sigma(
     """Compute the smallest sigma for which ``make_events(sigma)`` costs at most epsilon, with relative error 1e-9.
 
     Args:
-        make_events: Function from sigma, in votes, to the worst-case events of the whole release. Their price must
+        make_events: Function from sigma, in votes, to the worst-case events of the whole release. Their cost must
             decrease as sigma increases.
         epsilon: Target epsilon, at ``delta``.
         delta: Target delta.
-        accountant: Name of the accountant ("gdp", "rdp", ...), or "best" if the smallest price counts.
+        accountant: Name of the accountant ("gdp", "rdp", ...), or "best" if the smallest cost counts.
 
     Raises:
         ValueError: No sigma up to 1e12 reaches epsilon.
@@ -101,7 +101,7 @@ def calibrate_sigma(
 
 
 def calibrate_sampled_gaussian(rate: float, steps: int, *, epsilon: float, delta: float) -> float:
-    """Compute the noise multiplier for which a run of DP-SGD costs epsilon, by a secant search from the Renyi price."""
+    """Compute the noise multiplier for which a run of DP-SGD costs epsilon, by a secant search from the Renyi cost."""
 
     def make_events(multiplier: float) -> tuple[PrivacyEvent, ...]:
         return (SampledGaussianEvent(rate=rate, noise_multiplier=multiplier, steps=steps),)

@@ -46,7 +46,7 @@ class GaussianEvent(_Event):
 class LaplaceEvent(_Event):
     """A real number plus Laplace noise, which is epsilon-DP with epsilon = ratio.
 
-    A moved vote changes two counts by 1, so each question of LNMax with scale b is two events of ratio 1/b.
+    A moved vote changes two counts by 1, so each query of LNMax with scale b is two events of ratio 1/b.
 
     Attributes:
         ratio: Sensitivity divided by the scale of the noise.

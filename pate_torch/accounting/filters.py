@@ -1,4 +1,4 @@
-"""Privacy filters, which enforce a cap on (epsilon, delta) although later questions depend on earlier answers.
+"""Privacy filters, which enforce a cap on (epsilon, delta) although later queries depend on earlier answers.
 
 A data owner looks at one release before choosing the next, and a mechanism may stop early. The charges are then random,
 and theorems about a fixed list of mechanisms do not apply. A *filter* adds up one quantity, which is chosen when the
@@ -6,10 +6,10 @@ account opens. Before any noise is drawn, the filter refuses a release that coul
 All releases together then satisfy the (epsilon, delta) of the cap.
 
 - "gdp": the sum of mu^2 is at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022). The
-  filter prices Gaussian mechanisms exactly, pure mechanisms by the Gaussian mechanism that dominates them
+  filter costs Gaussian mechanisms exactly, pure mechanisms by the Gaussian mechanism that dominates them
   (``gdp.compute_mu_of_pure_epsilon``), and DP-SGD by the one that dominates it up to a failure (``domination``).
 - "rdp": the sum of Renyi divergences at one order is at most the value that converts to (epsilon, delta) (Feldman &
-  Zrnic 2021). The filter prices every event with a finite divergence at this order.
+  Zrnic 2021). The filter costs every event with a finite divergence at this order.
 
 The theorems do not cover the best order *after* an adaptive run, because this order would depend on the answers. For
 the same reason the theorems cover neither the better of two filters nor a change of the filter, and this module offers
@@ -41,7 +41,7 @@ from pate_torch.core import checks
 
 FILTER_KINDS = ("gdp", "rdp")
 DELTA_OVER_RESERVE = 10
-"""Delta over the part that is reserved for failures by default, which costs a "gdp" filter 1 % of its questions."""
+"""Delta over the part that is reserved for failures by default, which costs a "gdp" filter 1 % of its queries."""
 DELTA_OVER_FAILURE = 4 * DELTA_OVER_RESERVE
 """Delta over the probability with which a sparse vector may fail by default: a quarter of the default reserve."""
 _MIN_SHARE_OF_COPIES = 0.98
@@ -252,7 +252,7 @@ def _select_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float, delt
 
     Only orders that admit nearly as many copies of the plan as the best order are considered, and if the plan fits at
     the best order, it fits at the chosen order. The best order itself can be so high, as for a sparse vector, that
-    Gaussian answers would cost several times their price at a lower order.
+    Gaussian answers would cost several times their cost at a lower order.
     """
     tabulated_orders = [order for e in planned_events if isinstance(e, RdpCurveEvent) for order in e.orders]
     orders = np.array(sorted({*rdp.ORDERS.tolist(), *tabulated_orders}))

@@ -1,6 +1,6 @@
-"""Prices of the mechanisms on votes: their parameters, in votes, and the privacy events that bound their cost.
+"""Costs of the mechanisms on votes: their parameters, in votes, and the privacy events that bound their cost.
 
-Neighboring data sets differ in one privacy unit, which one teacher saw. So one vote of each question moves from one
+Neighboring data sets differ in one privacy unit, which one teacher saw. So one vote of each query moves from one
 class to another, and two counts change by 1, whether a unit is added, removed or replaced.
 """
 
@@ -37,11 +37,11 @@ class Price(ABC):
 
     @abstractmethod
     def privacy_events(self, num_queries: int) -> tuple[PrivacyEvent, ...]:
-        """Return the worst-case events of ``num_queries`` questions."""
+        """Return the worst-case events of ``num_queries`` queries."""
 
     @property
     def has_data_dependent_price(self) -> bool:
-        """Whether answers are independent categorical draws given the votes, whose price a theorem bounds."""
+        """Whether answers are independent categorical draws given the votes, whose cost a theorem bounds."""
         return not self.discrete and isinstance(self, OutcomeModel)
 
     def _make_gaussian_event(self, sigma: float, squared_sensitivity: int, count: int) -> PrivacyEvent:
@@ -86,10 +86,10 @@ class ExponentialPrice(Price):
 class ConfidentPrice(Price):
     """Confident and Interactive GNMax (PATE 2018, Algorithms 1 and 2): GNMax after a check of sensitivity 1.
 
-    Confident GNMax answers if max(n) + N(0, screen_sigma^2) >= threshold. In the worst case all questions are answered.
+    Confident GNMax answers if max(n) + N(0, screen_sigma^2) >= threshold. In the worst case all queries are answered.
 
     Attributes:
-        threshold: Threshold of the check, in votes, which only the data-dependent price of Confident GNMax needs.
+        threshold: Threshold of the check, in votes, which only the data-dependent cost of Confident GNMax needs.
         max_answers: Number of answers after which the mechanism stops. None if the mechanism never stops.
     """
 
@@ -151,7 +151,7 @@ class SparseVectorPrice(Price):
 
         A *failure of privacy* is the event that a test passes although its winner differs between neighbors, where
         dist = 0. Let w + L_b be the noisy thresholds. Given all thresholds, such a test passes with probability at most
-        Q exp(-(w + L_b)/(2 lambda)), Q = P(Lap(2 lambda) >= 0), for any earlier questions and answers. The probability
+        Q exp(-(w + L_b)/(2 lambda)), Q = P(Lap(2 lambda) >= 0), for any earlier queries and answers. The probability
         that such a test passes at all is therefore at most
 
             num_tests Q exp(-w/(2 lambda)) E[max_b exp(-L_b/(2 lambda))],

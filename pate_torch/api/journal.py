@@ -1,6 +1,6 @@
 """Journal file of the points, labels and costs that a PrivateLabeler has released, with one JSON object per line.
 
-The whole journal is releasable: questions are public, and answers are released. Each line is written to disk before its
+The whole journal is releasable: queries are public, and answers are released. Each line is written to disk before its
 answers are returned. An incomplete last line is cut off: its answers were never returned, and they stay charged.
 """
 

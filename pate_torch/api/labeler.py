@@ -1,8 +1,8 @@
 """Private answers to classification queries, one or many at a time, until the budget is spent.
 
-    reserve a block of questions -> for each call: resume it, draw noise, write the answers, suspend it -> commit
+    reserve a block of queries -> for each call: resume it, draw noise, write the answers, suspend it -> commit
 
-Questions may depend on earlier answers. A block of questions is priced and reserved as one release, because some
+Queries may depend on earlier answers. A block of queries is priced and reserved as one release, because some
 mechanisms (the sparse vector) pay for a whole sequence. Settling a block returns the unused part of the reservation to
 the account. A block is settled when it is used up, by ``close``, and at a restart with another mechanism, other
 parameters or another number of calls. Any other restart continues the block. If a call was interrupted, or if the
@@ -51,7 +51,7 @@ VoteFunction = Callable[[Tensor], Votes]
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Releasable. All questions so far, and their answers.
+    """Releasable. All queries so far, and their answers.
 
     Attributes:
         x: Points [H, ...].
@@ -67,7 +67,7 @@ class History:
 
 @dataclass(eq=False)
 class _Block:
-    """A reservation for at most ``num_queries`` questions in at most ``max_calls`` calls, with counts of its use."""
+    """A reservation for at most ``num_queries`` queries in at most ``max_calls`` calls, with counts of its use."""
 
     reservation: str
     num_queries: int
@@ -83,7 +83,7 @@ class _Block:
         return not self.is_stopped and self.num_calls < self.max_calls and self.num_asked + count <= self.num_queries
 
     def record_call(self, label_Q: Tensor, num_asked: int) -> None:
-        """Count one call with ``num_asked`` questions. A mechanism that stops early returns fewer labels."""
+        """Count one call with ``num_asked`` queries. A mechanism that stops early returns fewer labels."""
         num_failures = int((label_Q == NO_ANSWER).sum())
         self.num_calls += 1
         self.num_asked += num_asked
@@ -93,19 +93,19 @@ class _Block:
 
 
 class PrivateLabeler:
-    """Labeler of any sequence of questions by one mechanism. ``PATE.labeler`` makes one from trained teachers.
+    """Labeler of any sequence of queries by one mechanism. ``PATE.labeler`` makes one from trained teachers.
 
-    When the mechanism stops, the block ends, and the next question opens another block. Threads may share a labeler;
+    When the mechanism stops, the block ends, and the next query opens another block. Threads may share a labeler;
     their calls are answered one after another.
 
     Args:
         count_votes: Function from public points to ``Votes``.
         mechanism: Mechanism that answers a block.
         budget: Budget of the open account (``Budget.from_account``).
-        journal: Path of the file of released answers. Repeated questions are answered from the file free of charge,
+        journal: Path of the file of released answers. Repeated queries are answered from the file free of charge,
             also after a restart.
         spec: Public facts about the points.
-        num_queries: Number of questions in a block.
+        num_queries: Number of queries in a block.
         calls: Largest number of calls of ``answer`` in a block. None for ``num_queries``.
         allow_uninformative_labels: Whether to answer although labels would be no better than chance even if all
             teachers agreed.
@@ -120,7 +120,7 @@ class PrivateLabeler:
             use, or belongs to another account or data set.
 
     Guarantee: That of ``mechanism`` for every block under the account's adjacency. The account composes the blocks, and
-        its cap holds for adaptively chosen questions (``accounting.filters``).
+        its cap holds for adaptively chosen queries (``accounting.filters``).
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class PrivateLabeler:
     def answer(self, x: Tensor) -> Tensor:
         """Label one point or a batch of points.
 
-        Repeated questions are free, and all questions are free after a classifier has been published.
+        Repeated queries are free, and all queries are free after a classifier has been published.
 
         Args:
             x: Public point of shape ``spec.input_shape``, or a batch [Q, ...] of points.
@@ -198,7 +198,7 @@ class PrivateLabeler:
 
     @property
     def history(self) -> History:
-        """All questions to the mechanism in order, with their answers. Releasable if ``private`` is True."""
+        """All queries to the mechanism in order, with their answers. Releasable if ``private`` is True."""
         with self.ledger.exclusive_access():
             points = self._query_points
             x = torch.stack(points) if points else torch.zeros(0, *self.spec.input_shape)
@@ -222,7 +222,7 @@ class PrivateLabeler:
 
     @property
     def published(self) -> bool:
-        """Whether a published classifier answers all new questions free of charge."""
+        """Whether a published classifier answers all new queries free of charge."""
         return self._classifier is not None
 
     def close(self, *, settle: bool = True) -> None:
@@ -239,7 +239,7 @@ class PrivateLabeler:
     def publish(
         self, algorithm: StudentAlgorithm, *, pool_x: Tensor | None = None, min_answers: int = 1, seed: int = 0
     ) -> Student:
-        """Train a student on the answers free of charge, and save it beside the journal. It answers all new questions.
+        """Train a student on the answers free of charge, and save it beside the journal. It answers all new queries.
 
         Args:
             algorithm: Algorithm of the student.
@@ -248,7 +248,7 @@ class PrivateLabeler:
             seed: Seed of the training.
 
         Raises:
-            ValueError: Fewer than ``min_answers`` questions have been answered.
+            ValueError: Fewer than ``min_answers`` queries have been answered.
 
         Source: BTT18 Algorithm 5.
         """
@@ -256,8 +256,8 @@ class PrivateLabeler:
         answered_H = history.label != NO_ANSWER
         num_answers = int(answered_H.sum())
         if num_answers < checks.integer("min_answers", min_answers, low=1):
-            problem = f"is more than the {num_answers} questions that have been answered so far"
-            raise checks.error("min_answers", min_answers, problem, "Ask more questions, or lower min_answers.")
+            problem = f"is more than the {num_answers} queries that have been answered so far"
+            raise checks.error("min_answers", min_answers, problem, "Ask more queries, or lower min_answers.")
         pool = history.x if pool_x is None else torch.cat([history.x, self._parse_points(torch.as_tensor(pool_x))])
         task = StudentTask(self.spec, pool, answered_H.nonzero().squeeze(1), history.label[answered_H])
         student = algorithm.fit(task, seed=seed, device=torch.device("cpu"))
@@ -273,9 +273,9 @@ class PrivateLabeler:
         return self._journal.path.with_name(f"{self._journal.path.stem}.student.safetensors")
 
     def publish_hypothesis(self, hypotheses: HypothesisClass, sample: Sample, *, epsilon: float) -> Any:
-        """Choose one hypothesis for the dichotomies of the questions so far by its errors on the private sample.
+        """Choose one hypothesis for the dichotomies of the queries so far by its errors on the private sample.
 
-        The hypothesis then answers all new questions free of charge. After a restart, the same call reads the choice
+        The hypothesis then answers all new queries free of charge. After a restart, the same call reads the choice
         from the journal.
 
         Args:
@@ -292,7 +292,7 @@ class PrivateLabeler:
 
         Guarantee: BoundedRange(epsilon) in addition to the cost of the answers, under replace-one
             (``hypotheses.exponential.run_sspp``).
-        Source: NB20 Algorithm 4, where the questions of the first phase are the public points of the second phase.
+        Source: NB20 Algorithm 4, where the queries of the first phase are the public points of the second phase.
         """
         if (adjacency := self.ledger.get_account(self.account).adjacency) != "replace_one":
             problem = f"has the adjacency {adjacency}, but a hypothesis class needs replace_one"

@@ -118,7 +118,7 @@ class PATE:
         schema: Schema that converted tables to rows. The student includes the schema.
         encoder: Card of the frozen encoder that computed the rows (``Encoder.make_card``), each row from one point
             alone. The student and the privacy statement include the card.
-        allow_uninformative_labels: Whether to ask questions although the labels would be no better than chance even if
+        allow_uninformative_labels: Whether to ask queries although the labels would be no better than chance even if
             all teachers agreed.
         first_charge_only: Whether to refuse a charge if the account has any reservation.
         first_answers: Mechanism of noisy class counts, which are drawn first. None to draw none.
@@ -295,19 +295,19 @@ class PATE:
         finish: bool = True,
         student: StudentAlgorithm | None = None,
     ) -> Release:
-        """Charge the worst case of ``num_queries`` questions, draw their answers, and write the labels.
+        """Charge the worst case of ``num_queries`` queries, draw their answers, and write the labels.
 
         If a call was interrupted after its charge, the same call finishes it free of charge. Any other call is charged.
 
         Args:
             pool_x: Public points of the same form as the private points, [P, ...], a Dataset or a folder.
-            num_queries: Largest number of questions.
-            strategy: Query strategy of ``pate_torch.queries``. None to draw the questions at random.
+            num_queries: Largest number of queries.
+            strategy: Query strategy of ``pate_torch.queries``. None to draw the queries at random.
             guide_student: Student that is trained before each round after the first, for strategies of several rounds:
                 a name in ``STUDENTS`` or any StudentAlgorithm. None for a small supervised network.
             method: "teachers_transductive", or a mapping with its options (``neighbors``, ``alpha``, ``balance``), if
                 the teachers of a recipe shall label all public points together. None to label each point separately.
-            features: Recipe for features of the public points, used to choose questions and to assign records to cells.
+            features: Recipe for features of the public points, used to choose queries and to assign records to cells.
                 None to use the points as they are.
             finish: Whether the release is complete after this call. If False, the caller must call ``finish`` later.
                 If the program is interrupted before ``finish``, the same call returns the same labels.
@@ -359,7 +359,7 @@ class PATE:
             **options: Fields of the algorithm or of the ``Network``, if ``algorithm`` is no StudentAlgorithm.
 
         Raises:
-            ValueError: An argument is wrong, ``label`` has not been called, or no question was answered.
+            ValueError: An argument is wrong, ``label`` has not been called, or no query was answered.
         """
         session, written = self._require_labels()
         if not isinstance(algorithm, str | StudentAlgorithm) and (network := to_network(algorithm, **options)):
@@ -476,7 +476,7 @@ class PATE:
         """
         data = self._require_records()
         if isinstance(self.teacher, PrivateMethod):
-            problem = "answers all questions at once, so it cannot answer them one by one"
+            problem = "answers all queries at once, so it cannot answer them one by one"
             raise checks.error("teacher", type(self.teacher).__name__, problem, "Call label() instead.")
         from pate_torch.api.labeler import PrivateLabeler  # imports hypotheses/
 

@@ -6,7 +6,7 @@ r"""Release private labels from a file of votes as labels.csv with a privacy sta
 
 Any program may have trained the teachers of a file of votes (``methods.voting``). The owner is responsible that the
 records of each privacy unit were used by one teacher only, and that ``partition`` is the adjacency. Every point of the
-file is a question. conf/label.yaml and conf/account.yaml list all keys. The exit code is 0 if labels were released, and
+file is a query. conf/label.yaml and conf/account.yaml list all keys. The exit code is 0 if labels were released, and
 2 if a setting is refused before a charge, or if the disk is full or read-only.
 """
 

@@ -55,7 +55,7 @@ def _make_parser() -> argparse.ArgumentParser:
     def add_command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[shared_options])
 
-    verify = add_command("verify", "recompute every hash, price and total")
+    verify = add_command("verify", "recompute every hash, cost and total")
     contains_help = "hash of a ledger head that was stored elsewhere and must be in the chain"
     verify.add_argument("--contains", metavar="HASH", help=contains_help)
     show = add_command("show", "list all accounts, or one account with its entries")

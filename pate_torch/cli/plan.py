@@ -1,4 +1,4 @@
-"""Print the privacy cost of a choice of K, noise and questions, and the vote margin that useful labels need.
+"""Print the privacy cost of a choice of K, noise and queries, and the vote margin that useful labels need.
 
     pate plan dataset=svhn privacy.budget_epsilon=2
     pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80
@@ -11,7 +11,7 @@ records. ``pate plan public.csv`` also makes this file the run's ``dataset.publi
 
     pate diagnose public.csv dataset.path=private.csv dataset.label=income dataset.nominal_size=20000
 
-``pate diagnose`` measures teachers on these data first, chooses K, mechanism and questions, and reads no ledger.
+``pate diagnose`` measures teachers on these data first, chooses K, mechanism and queries, and reads no ledger.
 
 Nothing is charged, and no private record is read: a plan uses the declarations of the data set's source, and never
 calls ``load()``. The ledger is read for the remaining budget. The exit code is 0 if a plan is printed, even if none of
@@ -290,7 +290,7 @@ def _make_notes(evaluate: PlanEvaluator, options: PilotConfig) -> Iterator[str]:
 
 
 def _suggest_gradients(plans: Mapping[Choice, RunConfig], facts: SourceFacts) -> Iterator[str]:
-    """Suggest per-record gradients at the price of the best choice of teachers, unless noise outweighs gradients."""
+    """Suggest per-record gradients at the cost of the best choice of teachers, unless noise outweighs gradients."""
     affordable = [choice for choice in plans if choice.epsilon and choice.verdict != "over"]
     choice = select_best(tuple(plans)) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
     if choice is None or facts.num_private is None:

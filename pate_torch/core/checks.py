@@ -70,9 +70,9 @@ def positive(name: str, value: Any, fix: str = "") -> float:
 
 
 def noise_scale(name: str, value: Any, fix: str = "") -> float:
-    """Check for a noise scale that has a price: the square of its inverse must be finite."""
+    """Check for a noise scale that has a cost: the square of its inverse must be finite."""
     if positive(name, value, fix) < MIN_NOISE_SCALE:
-        raise error(name, value, f"must be at least {MIN_NOISE_SCALE:g}: less noise has no finite price", fix)
+        raise error(name, value, f"must be at least {MIN_NOISE_SCALE:g}: less noise has no finite cost", fix)
     return float(value)
 
 

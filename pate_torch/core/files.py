@@ -18,7 +18,7 @@ from torch import Tensor
 
 PRIVATE_README = """PRIVATE: do not publish this folder, and do not copy it to where others can read it.
 
-The files were computed from private records without noise: teachers, votes, accuracies, prices that depend on the
+The files were computed from private records without noise: teachers, votes, accuracies, costs that depend on the
 votes, the result of an attack. A reader of the files can learn about single records, and no privacy guarantee covers
 this. If you choose a parameter of a later release after reading the files, no ledger charges for this choice.
 Keep teachers together with the privacy ledger beside them, which records the releases from these data. The folder

@@ -1,4 +1,4 @@
-"""The algorithms of ``pate learn`` with their two-class problems and their prices.
+"""The algorithms of ``pate learn`` with their two-class problems and their costs.
 
 An algorithm that answers queries labels public points. The released hypothesis is the empirical risk minimizer on these
 labels, which is post-processing.

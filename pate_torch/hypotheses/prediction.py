@@ -19,7 +19,7 @@ from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Private predictions and their price.
+    """Private predictions and their cost.
 
     Attributes:
         label_Q: Labels, bool [Q], drawn independently.

@@ -46,7 +46,7 @@ class HypothesisMethod(PrivateMethod):
         delta: Delta of the account.
         seed: Seed of the order of the records.
         below_guarantee: Whether to continue with fewer records than the theorem needs.
-        planned_events: Price of the release. None before ``complete`` has computed it.
+        planned_events: Cost of the release. None before ``complete`` has computed it.
         certificate: Certificate of the hypothesis, from ``complete``. Empty if candidates may depend on the records.
     """
 
@@ -79,7 +79,7 @@ class HypothesisMethod(PrivateMethod):
         return "torch"
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> HypothesisMethod:
-        """Add the price to the method. The price depends on the public number of records, and not on their values.
+        """Add the cost to the method. The cost depends on the public number of records, and not on their values.
 
         Raises:
             ValueError: An option is wrong, or there are fewer records than the theorem needs and ``below_guarantee`` is
@@ -150,7 +150,7 @@ class PreparedHypothesis(PreparedMethod):
 
 
 def _make_placeholders(facts: DatasetFacts) -> PrivateRecords:
-    # Under replace_one, the number of records is public. The price depends only on this number and public facts.
+    # Under replace_one, the number of records is public. The cost depends only on this number and public facts.
     assert facts.num_units is not None
     x = torch.zeros(facts.num_units, *facts.spec.input_shape)
     return PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), make_position_ids(len(x)), facts.unit)

@@ -1,1 +1,1 @@
-"""Mechanisms: noise on votes, counts or gradient sums, with the price of each answer."""
+"""Mechanisms: noise on votes, counts or gradient sums, with the cost of each answer."""

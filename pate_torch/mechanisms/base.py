@@ -27,9 +27,9 @@ class Mechanism(ABC):
     """A mechanism that answers questions about sensitive values with noise.
 
     A mechanism is a frozen keyword-only dataclass. Its methods are pure functions, apart from the noise that they draw.
-    The kind of noise is a field of the mechanism, because the price depends on it: integer noise is priced by zCDP or
+    The kind of noise is a field of the mechanism, because the cost depends on it: integer noise is priced by zCDP or
     pure DP, because its delta exceeds the delta of continuous noise with the same sigma. The events that
-    ``privacy_events`` returns for a whole release of ``num_queries`` questions, in at most ``rounds`` calls of
+    ``privacy_events`` returns for a whole release of ``num_queries`` queries, in at most ``rounds`` calls of
     ``release``, are reserved before any noise is drawn. The ``Answers`` together never cost more than these events.
 
     Attributes:
@@ -40,7 +40,7 @@ class Mechanism(ABC):
         noise_kinds: Kinds of noise that the mechanism supports.
         uses_guide: Whether ``draw`` reads ``context.student_QC``.
         soft: Whether the mechanism opens class probabilities of teachers as well as votes.
-        sensitivity_unit: Unit to which ``max_sensitivity`` applies: "question", "round" or "step".
+        sensitivity_unit: Unit to which ``max_sensitivity`` applies: "query", "round" or "step".
     """
 
     input_type: ClassVar[Any]
@@ -50,7 +50,7 @@ class Mechanism(ABC):
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
     uses_guide: ClassVar[bool] = False
     soft: ClassVar[bool] = False
-    sensitivity_unit: ClassVar[str] = "question"
+    sensitivity_unit: ClassVar[str] = "query"
 
     def __post_init__(self) -> None:
         checks.one_of("mechanism.name", self.name, (type(self).name,))
@@ -71,7 +71,7 @@ class Mechanism(ABC):
 
     @property
     def has_independent_queries(self) -> bool:
-        """Whether answers to different questions are independent given the votes, so that an audit may batch them."""
+        """Whether answers to different queries are independent given the votes, so that an audit may batch them."""
         return True
 
     @property
@@ -99,14 +99,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the worst-case events of a whole release of ``num_queries`` questions in at most ``rounds`` calls."""
+        """Return the worst-case events of a whole release of ``num_queries`` queries in at most ``rounds`` calls."""
 
     @final
     def release(self, sensitive: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer questions with noise. The answers contain the id of the reservation that paid for the noise.
+        """Answer queries with noise. The answers contain the id of the reservation that paid for the noise.
 
         Raises:
-            ValueError: The price does not cover the type or the sensitivity of the value, or the kind of noise.
+            ValueError: The cost does not cover the type or the sensitivity of the value, or the kind of noise.
         """
         return noise.stamp(self.draw(self._check_input(sensitive, noise), noise, context))
 
@@ -115,11 +115,11 @@ class Mechanism(ABC):
         """Compute the answers, with noise from ``noise`` only, and the events that these answers cost."""
 
     def make_outcome_model(self) -> OutcomeModel | None:
-        """Return the distribution of one answer, or None if the mechanism has no data-dependent price."""
+        """Return the distribution of one answer, or None if the mechanism has no data-dependent cost."""
         return None
 
     def _check_input(self, sensitive: Any, noise: NoiseSource) -> Any:
-        """Return ``sensitive`` after checking that the price covers it and the noise."""
+        """Return ``sensitive`` after checking that the cost covers it and the noise."""
         if noise.kind != self.noise:
             rule = f"must be {self.noise!r}, the kind of noise that mechanism={self.name} was priced for"
             raise checks.error("noise.kind", noise.kind, rule, "Set the kind of noise by the top-level key noise only.")
@@ -186,7 +186,7 @@ class NoisyMaximum(VoteMechanism):
     @property
     @abstractmethod
     def price(self) -> OutcomeModel:
-        """Distribution and price of one answer."""
+        """Distribution and cost of one answer."""
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         return self.price.privacy_events(num_queries)
@@ -216,7 +216,7 @@ class RecordMechanism(Mechanism):
     def from_share(cls, events: Collection[PrivacyEvent], adjacency: str, share: float) -> Self | None:
         """Make one table of noisy sums that costs ``share`` of mu^2 together with the ``events`` of the other noise.
 
-        Return None if these events are not Gaussian, because their prices do not add in mu^2.
+        Return None if these events are not Gaussian, because their costs do not add in mu^2.
         """
         gaussian_events = [event for event in events if isinstance(event, GaussianEvent)]
         if len(gaussian_events) < len(events):

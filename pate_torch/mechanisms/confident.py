@@ -1,4 +1,4 @@
-"""Confident and Interactive GNMax: a noisy check of each question, and GNMax for the questions that pass the check."""
+"""Confident and Interactive GNMax: a noisy check of each query, and GNMax for the queries that pass the check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class _ScreenedMechanism(VoteMechanism):
-    """Base of the mechanisms that check each question and answer those that pass by GNMax.
+    """Base of the mechanisms that check each query and answer those that pass by GNMax.
 
     Attributes:
         sigma: Standard deviation of the noise of an answer, in votes.
@@ -51,17 +51,17 @@ class _ScreenedMechanism(VoteMechanism):
 class ConfidentGNMax(_ScreenedMechanism):
     """Confident GNMax: argmax(n + N(0, sigma^2)) if max(n) + N(0, screen_sigma^2) >= threshold, else no answer.
 
-    The noise of the check is *one* number for each question. (Noise on the count of each class, before the maximum,
-    would have a higher price.)
+    The noise of the check is *one* number for each query. (Noise on the count of each class, before the maximum,
+    would have a higher cost.)
 
     Attributes:
         threshold: Number of votes that the noisy top count must reach.
         max_answers: Number of answers, over all rounds, after which the mechanism stops. None if the mechanism never
-            stops. Later questions cost nothing, and the answers are those of a *prefix* of the questions.
+            stops. Later queries cost nothing, and the answers are those of a *prefix* of the queries.
 
-    Guarantee: rho = 1/(2 screen_sigma^2) for each checked question and 1/sigma^2 for each answered question, both
+    Guarantee: rho = 1/(2 screen_sigma^2) for each checked query and 1/sigma^2 for each answered query, both
     Gaussian (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the adjacency of the shards (the top count has
-    sensitivity 1). The set of answered questions depends on private data, so the guarantee of a release is the worst
+    sensitivity 1). The set of answered queries depends on private data, so the guarantee of a release is the worst
     case that ``privacy_events`` returns (Smith & Thakurta 2022). Discrete noise has the same rho, but no GDP guarantee.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 1.
     """
@@ -75,7 +75,7 @@ class ConfidentGNMax(_ScreenedMechanism):
         checks.optional(checks.integer, "mechanism.max_answers", self.max_answers, low=1, fix=fix)
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError if unanimous teachers pass the check less than once in a thousand questions."""
+        """Raise ValueError if unanimous teachers pass the check less than once in a thousand queries."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
             rule = f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}"
@@ -96,7 +96,7 @@ class ConfidentGNMax(_ScreenedMechanism):
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         top_Q = self._cast_counts(votes).max(1).values
         passed_Q = top_Q + noise.draw_gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
-        if self.max_answers is not None:  # keep the questions up to the last answer that is allowed
+        if self.max_answers is not None:  # keep the queries up to the last answer that is allowed
             max_passes = self.max_answers - context.num_answered
             passed_Q = passed_Q[: int((passed_Q.cumsum(0) - passed_Q.long() < max_passes).sum())]
         num_asked = len(passed_Q)

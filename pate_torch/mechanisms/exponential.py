@@ -23,10 +23,10 @@ class ExponentialMechanism(NoisyMaximum):
     """The exponential mechanism: P(c) proportional to exp(h n_c), h = sqrt(2)/sigma, drawn by Gumbel-max.
 
     Attributes:
-        sigma: Noise scale, in votes. The zCDP price rho = 1/sigma^2 equals that of GNMax with the same sigma, so the
+        sigma: Noise scale, in votes. The zCDP cost rho = 1/sigma^2 equals that of GNMax with the same sigma, so the
             two can be compared at one value.
 
-    Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each question has 2h-bounded range,
+    Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each query has 2h-bounded range,
     and is 2h-DP with rho = h^2/2 (Cesar & Rogers 2021; 2h-DP alone would give rho = 2 h^2), under the adjacency of the
     shards.
     Source: McSherry & Talwar 2007; the private prediction of DF20 Lemma 6 (Dwork & Feldman 2018).
@@ -77,7 +77,7 @@ def draw_model_index(
     Args:
         errors_M: Error *counts* on private validation records that trained no model, int [M]. Error rates are not
             allowed, because their denominator is private under add_remove.
-        epsilon: Price of the choice, a bounded range.
+        epsilon: Cost of the choice, a bounded range.
         noise: Source of noise that was paid for.
         adjacency: Neighboring relation, "replace_one" or "add_remove".
         sensitivity: Largest number of validation records of one privacy unit.
@@ -86,7 +86,7 @@ def draw_model_index(
         either adjacency. Let u_i = -errors_i and P(i) ~ exp(r u_i). Between neighbors ln P(i)/P'(i) =
         r (u_i - u'_i) + constant. Replace-one: each u_i - u'_i lies in [-s, s], so the log-ratios span 2 r s and
         r = epsilon/(2s). Add/remove: all u_i move the same way, u_i - u'_i lies in [0, s] or in [-s, 0], so they
-        span r s only and r = epsilon/s, which is twice the rate for the same price.
+        span r s only and r = epsilon/s, which is twice the rate for the same cost.
     Source: McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019, Cesar & Rogers 2021.
     """
     checks.positive("epsilon", epsilon)

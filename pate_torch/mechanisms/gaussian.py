@@ -16,7 +16,7 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class GNMax(NoisyMaximum):
-    """GNMax: argmax_c(n_c + N(0, sigma^2)) for all questions, with independent noise for each question and class.
+    """GNMax: argmax_c(n_c + N(0, sigma^2)) for all queries, with independent noise for each query and class.
 
     The binary form of LZCW21, which adds N(0, s1^2) to the count of ones and compares the sum with K/2, is this
     mechanism with sigma = sqrt(2) s1.
@@ -26,10 +26,10 @@ class GNMax(NoisyMaximum):
         counts: Whether to release the noisy counts beside their argmax. The noisy counts are rounded to whole votes,
             because the last bits of a floating-point sum could reveal the exact count.
 
-    Guarantee: sqrt(2)/sigma-GDP for each question, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the
+    Guarantee: sqrt(2)/sigma-GDP for each query, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the
     adjacency of the shards (one teacher changes its vote, so the L2 sensitivity is sqrt(2)). With discrete noise only
-    rho = 1/sigma^2 holds. This is the price of the whole noisy vector, so ``counts`` has no additional price. The
-    data-dependent prices hold for the argmax only.
+    rho = 1/sigma^2 holds. This is the cost of the whole noisy vector, so ``counts`` has no additional cost. The
+    data-dependent costs hold for the argmax only.
     Source: PATE 2018 (arXiv 1802.08908) section 4.1; LZCW21 Algorithm 1; Canonne, Kamath & Steinke 2020, Theorem 14.
     """
 

@@ -21,8 +21,8 @@ from pate_torch.privacy.records import Answers, MechanismContext
 class GradientDescent(RecordMechanism):
     """W <- W + step_size * scale * (sum of clipped gradients(W) / clip_norm + N(0, sigma^2)), from public weights W.
 
-    This is the mechanism of ``method=gradients``. The price pays for a model, which gives labels and logits for all
-    public points, so the price does not depend on the number of questions.
+    This is the mechanism of ``method=gradients``. The cost pays for a model, which gives labels and logits for all
+    public points, so the cost does not depend on the number of queries.
 
     Attributes:
         sigma: Standard deviation of the noise of each coordinate of the sum, in clipping norms.
@@ -66,7 +66,7 @@ class GradientDescent(RecordMechanism):
 
     @property
     def max_sensitivity(self) -> sensitive.Sensitivity:
-        # In clipping norms: a unit adds one clipped gradient. L1 is infinite, because the price depends on L2 only.
+        # In clipping norms: a unit adds one clipped gradient. L1 is infinite, because the cost depends on L2 only.
         return replace(sensitive.make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
 
     @property

@@ -17,10 +17,10 @@ from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensi
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(RecordMechanism):
-    """Noisy counts n_qc + N(0, sigma^2) for all questions q and classes c of a round, and the argmax of each question.
+    """Noisy counts n_qc + N(0, sigma^2) for all queries q and classes c of a round, and the argmax of each query.
 
-    This is the mechanism of ``method=reverse_knn``, where each unit is counted at one question and one class. The price
-    of a round therefore does not depend on the number of questions. Votes of teachers, who vote on every question, are
+    This is the mechanism of ``method=reverse_knn``, where each unit is counted at one query and one class. The cost
+    of a round therefore does not depend on the number of queries. Votes of teachers, who vote on every query, are
     refused. Counts are rounded to whole records, because the last bits of a float could reveal the exact count.
 
     Attributes:
@@ -46,7 +46,7 @@ class Histogram(RecordMechanism):
         return make_histogram_pairs(self.sigma, self.adjacency, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        # A round costs one table, for any number of questions.
+        # A round costs one table, for any number of queries.
         return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: CellHistogram, noise: NoiseSource, context: MechanismContext) -> Answers:

@@ -13,13 +13,13 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class LNMax(NoisyMaximum):
-    """LNMax: argmax_c(n_c + Lap(sigma)) for all questions, with independent noise for each question and class.
+    """LNMax: argmax_c(n_c + Lap(sigma)) for all queries, with independent noise for each query and class.
 
     Attributes:
         sigma: Laplace *scale* b, in votes. The standard deviation is sqrt(2) b, and PATE 2017 writes gamma = 1/b.
 
     Guarantee: one teacher changes its vote under the adjacency of the shards, so two counts change by 1, each with
-    noise Lap(b). Each question is therefore 2/b-DP with rho = 1/b^2. With discrete noise each of the two counts is
+    noise Lap(b). Each query is therefore 2/b-DP with rho = 1/b^2. With discrete noise each of the two counts is
     priced as 1/b-DP.
     Source: PATE 2017 (arXiv 1610.05755) section 2.1; discrete Laplace: Ghosh, Roughgarden & Sundararajan 2012.
     """

@@ -1,6 +1,6 @@
 """Pairs of artificial neighboring values, which audits use to test mechanisms.
 
-The values are chosen so that a mechanism with too little noise is found quickly. No price, noise or claim depends on
+The values are chosen so that a mechanism with too little noise is found quickly. No cost, noise or claim depends on
 these values.
 """
 
@@ -167,7 +167,7 @@ def make_histogram_pairs(sigma: float, adjacency: str, num_queries: int) -> list
     if adjacency == "replace_one":
         changes_by_name = {"to another class": [(0, 0, 1), (0, 1, -1)]}
         if num_queries > 1:
-            changes_by_name["to another question"] = [(0, 0, 1), (1, 0, -1)]
+            changes_by_name["to another query"] = [(0, 0, 1), (1, 0, -1)]
     pairs = []
     for name, changes in changes_by_name.items():
         right_QC = left_QC.clone()

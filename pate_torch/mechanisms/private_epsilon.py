@@ -1,6 +1,6 @@
-"""Publication of a data-dependent price, which is computed from the votes, made private by noise, and charged.
+"""Publication of a data-dependent cost, which is computed from the votes, made private by noise, and charged.
 
-The guarantee of a release is its data-independent price. The published data-dependent price is smaller if the teachers
+The guarantee of a release is its data-independent cost. The published data-dependent cost is smaller if the teachers
 agree, and is valid with a stated confidence over the noise of the publication (PATE 2018, appendix B, with the
 corrections of ``private_price``).
 """
@@ -31,14 +31,14 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateEpsilon:
-    """The settings of the publication of a data-dependent price.
+    """The settings of the publication of a data-dependent cost.
 
     Attributes:
         agreement: Public guesses of the winner's share of the votes, which determine the Renyi order and the noise. Do
             not derive the guesses from the private votes.
-        confidence: Probability that the published price is at least the true price.
+        confidence: Probability that the published cost is at least the true cost.
         allow_net_loss: Whether to publish even if, for votes as in ``agreement``, labels and publication together cost
-            more than the data-independent price of the labels.
+            more than the data-independent cost of the labels.
     """
 
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
@@ -60,15 +60,15 @@ class PrivateEpsilon:
         """Choose the public parameters of the publication for a release of this mechanism and the account's delta.
 
         Raises:
-            ValueError: The price cannot be published, for example because ``rounds`` is not 1, or the publication would
+            ValueError: The cost cannot be published, for example because ``rounds`` is not 1, or the publication would
                 probably cost more than it saves.
         """
-        fix = "Set private_epsilon=none. The data-independent price is published in any case."
+        fix = "Set private_epsilon=none. The data-independent cost is published in any case."
         model = mechanism.make_outcome_model()
         if model is None:
-            raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent price", fix)
+            raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent cost", fix)
         if rounds > 1:
-            rule = f"data-dependent prices do not add up over {rounds} rounds, as questions depend on earlier answers"
+            rule = f"data-dependent costs do not add up over {rounds} rounds, as queries depend on earlier answers"
             raise checks.error("private_epsilon", "set", rule, fix)
         key = (mechanism, num_queries, num_teachers, num_classes, delta)
         if key in self._plans:
@@ -79,7 +79,7 @@ class PrivateEpsilon:
                 model, examples, num_queries=num_queries, delta=delta, confidence=self.confidence
             )
         except ValueError as error:
-            message = f"private_epsilon: {mechanism.name} has no data-dependent price to publish here ({error}) {fix}"
+            message = f"private_epsilon: {mechanism.name} has no data-dependent cost to publish here ({error}) {fix}"
             raise ValueError(message) from error
         expected_epsilon = private_price.forecast_epsilon(plan, model, examples, num_queries=num_queries, delta=delta)
         labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
@@ -109,11 +109,11 @@ class PrivateEpsilon:
         """
         model = mechanism.make_outcome_model()
         assert model is not None
-        with budget.spend(self.privacy_events(plan), mechanism="sanitised price", purpose=PURPOSE_PRICE) as spending:
+        with budget.spend(self.privacy_events(plan), mechanism="sanitised cost", purpose=PURPOSE_PRICE) as spending:
             standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
             counts_QC = votes.counts_QC.cpu().numpy()
             price = private_price.publish_price(plan, model, counts_QC, standard_normal, adaptive=False)
-            # Price and epsilon are rounded up to three decimals, because the last bits of a float could reveal the
+            # Cost and epsilon are rounded up to three decimals, because the last bits of a float could reveal the
             # private scale of the noise.
             price = replace(price, rdp=_round_up(price.rdp))
             epsilon = _round_up(price.compute_epsilon(delta))

@@ -62,13 +62,13 @@ def _calibrate_noise_scale(epsilon: float, delta: float, max_failures: int, fail
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVectorMechanism(VoteMechanism):
-    """Base of the mechanisms that pay for each failed test: prices and calibration.
+    """Base of the mechanisms that pay for each failed test: costs and calibration.
 
     Attributes:
         epsilon: Epsilon of the whole release.
         delta: Delta of the whole release.
         max_failures: Number T of failed tests, in all calls together, after which the mechanism stops.
-        failure_delta: Part of delta for the event that an unstable question passes, which the account reserves for
+        failure_delta: Part of delta for the event that an unstable query passes, which the account reserves for
             failures. None for delta/40, a quarter of the default reserve. (The papers take delta/2.)
     """
 
@@ -87,11 +87,11 @@ class SparseVectorMechanism(VoteMechanism):
         checks.between("mechanism.failure_delta", self.failure_delta, 0, self.delta, exclusive=True)
 
     def count_tests(self, num_queries: int, num_classes: int) -> int:
-        """Return the largest number of noisy tests for ``num_queries`` questions."""
+        """Return the largest number of noisy tests for ``num_queries`` queries."""
         return num_queries
 
     def compute_scales(self, num_queries: int, num_classes: int = 2) -> SparseVectorPrice:
-        """Compute the price, with noise scale and threshold, of a release of ``num_queries`` questions."""
+        """Compute the cost, with noise scale and threshold, of a release of ``num_queries`` queries."""
         assert self.failure_delta is not None
         return SparseVectorPrice(
             _calibrate_noise_scale(self.epsilon, self.delta, self.max_failures, self.failure_delta),
@@ -175,7 +175,7 @@ class NoisyThresholds:
     def find_next_failure(self, noisy_Q: Tensor, start: int) -> int:
         """Return the first index >= ``start`` whose noisy distance is at most w_hat, or len(noisy_Q).
 
-        The result is the same as testing one question at a time, because the threshold changes at failures only.
+        The result is the same as testing one query at a time, because the threshold changes at failures only.
         """
         failure_indices = (noisy_Q[start:] <= self.get_noisy_threshold()).nonzero()
         return start + int(failure_indices[0]) if len(failure_indices) else len(noisy_Q)
@@ -186,12 +186,12 @@ class SparseVector(SparseVectorMechanism):
     """The exact plurality if dist + Lap(2 lambda) > w + Lap(lambda), else no answer, until the T-th failure.
 
     dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner, for any number of
-    classes. lambda and w, in votes, follow from (epsilon, delta, T, number of questions). A noisy threshold is used
+    classes. lambda and w, in votes, follow from (epsilon, delta, T, number of queries). A noisy threshold is used
     until the first failed test, over all rounds. If the mechanism stops early, the answers are those of a *prefix*.
 
-    Guarantee: (epsilon, delta) for the whole release, with adaptive questions, under the adjacency of the shards (one
+    Guarantee: (epsilon, delta) for the whole release, with adaptive queries, under the adjacency of the shards (one
     teacher changes its vote, so dist has sensitivity 1). Each noisy threshold that is drawn is (2/lambda)-DP, and
-    ``failure_delta`` is paid once for the event that an unstable question passes.
+    ``failure_delta`` is paid once for the event that an unstable query passes.
     Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (the module's docstring lists the corrected errors).
     """
 
@@ -223,14 +223,14 @@ class SoftSparseVector(SparseVectorMechanism):
     other. The histogram of the teachers' scores is tested as in ``sparse_vector``. If the test fails, the threshold is
     redrawn and the shifted histogram is tested. If this test fails, too, the threshold is redrawn and there is no
     score. ``score_QC`` holds the center (2v-1)g/2 of the fullest bin, or v g for a shifted bin. ``label_Q`` is the
-    class of the largest score, or NO_ANSWER if a score of the question is missing. The mechanism stops after T
+    class of the largest score, or NO_ANSWER if a score of the query is missing. The mechanism stops after T
     failures, and the answers are those of a *prefix*. Votes are treated as scores 0 and 1.
 
     Attributes:
         bins: Number of bins, 1/g.
 
     Guarantee: (epsilon, delta) for the whole release, as for ``sparse_vector`` with at most l S + T tests, under the
-    adjacency of the shards. Here l is the number of questions and S the number of scores for each question. T scores
+    adjacency of the shards. Here l is the number of queries and S the number of scores for each query. T scores
     may be tested twice. One teacher changes its scores, and both distances have sensitivity 1.
     Source: BTT18 Algorithms 6-8 (``sparse_vector`` lists the corrected errors).
     """
@@ -265,8 +265,8 @@ class SoftSparseVector(SparseVectorMechanism):
             shifted_SV = torch.zeros_like(counts_SV[:, 1:])
         score_S, incurred_events = self._draw_scores(counts_SV, shifted_SV, votes.num_classes, noise, context)
         num_scores = _count_scores_per_query(votes.num_classes)
-        # A question whose scores are incomplete after the last failure has no answer. The clone is needed, because a
-        # view would share memory with the scores of later questions.
+        # A query whose scores are incomplete after the last failure has no answer. The clone is needed, because a
+        # view would share memory with the scores of later queries.
         score_QC = score_S[: len(score_S) // num_scores * num_scores].view(-1, num_scores).clone()
         score_QC = torch.cat([1 - score_QC, score_QC], 1) if num_scores == 1 else score_QC
         # Among equal scores the last class wins, as in the paper.
@@ -277,7 +277,7 @@ class SoftSparseVector(SparseVectorMechanism):
     def _draw_scores(
         self, counts_SV: Tensor, shifted_SV: Tensor, num_classes: int, noise: NoiseSource, context: MechanismContext
     ) -> tuple[Tensor, tuple[PrivacyEvent, ...]]:
-        """Draw the scores of a prefix of the questions, NaN for a missing score, and return them with their events."""
+        """Draw the scores of a prefix of the queries, NaN for a missing score, and return them with their events."""
         device, size = counts_SV.device, len(counts_SV)
         scales = self.compute_scales(context.num_queries, num_classes)
         # A column of zeros is appended, so that there is a second largest count even with a single shifted bin.
@@ -307,22 +307,22 @@ class SoftSparseVector(SparseVectorMechanism):
 
 
 def _count_scores_per_query(num_classes: int) -> int:
-    """Return the number of tested scores for each question."""
+    """Return the number of tested scores for each query."""
     return 1 if num_classes == 2 else num_classes
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceToInstability(VoteMechanism):
-    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else no answer, at a price per question.
+    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else no answer, at a cost per query.
 
     dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner. Use this mechanism for
-    few questions, and ``SparseVector`` for many.
+    few queries, and ``SparseVector`` for many.
 
     Attributes:
-        epsilon: Epsilon of *one question*.
-        delta: Delta of *one question*.
+        epsilon: Epsilon of *one query*.
+        delta: Delta of *one query*.
 
-    Guarantee: (epsilon, delta) for each question under the adjacency of the shards (dist has sensitivity 1). The price
+    Guarantee: (epsilon, delta) for each query under the adjacency of the shards (dist has sensitivity 1). The cost
     is one Laplace event of ratio epsilon, and delta for the event that a test passes although its winner differs
     between neighbors. (Then dist is 0, and the test passes with probability delta/2, or slightly more with discrete
     noise.)
@@ -335,7 +335,7 @@ class DistanceToInstability(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fix = "mechanism.epsilon is the price of one question."
+        fix = "mechanism.epsilon is the cost of one query."
         checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.MIN_NOISE_SCALE, exclusive=True, fix=fix)
         checks.delta("mechanism.delta", self.delta)
 
@@ -351,7 +351,7 @@ class DistanceToInstability(VoteMechanism):
         if num_teachers < min_teachers:
             rule = (
                 f"must be at least {min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
-                f"delta={self.delta:g} per question: only a gap above {2 * self.threshold:.1f} votes passes"
+                f"delta={self.delta:g} per query: only a gap above {2 * self.threshold:.1f} votes passes"
             )
             fix = "Use more teachers, a larger epsilon or delta, or mechanism=gaussian."
             raise checks.error("num_teachers", num_teachers, rule, fix)
@@ -360,7 +360,7 @@ class DistanceToInstability(VoteMechanism):
         return make_distance_pairs(self.threshold, 1 / self.epsilon, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        # Each question is paid for, answered or not.
+        # Each query is paid for, answered or not.
         delta_event = DeltaEvent(delta=self.delta, count=num_queries)
         if self.discrete:
             return PureDPEvent(epsilon=self.epsilon, count=num_queries), delta_event

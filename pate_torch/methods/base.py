@@ -3,7 +3,7 @@
     validate(facts)           refuse settings that cannot work, judged by public facts alone
     privacy_events(facts)     return the worst case, which is reserved before any noise is drawn
     first_answers(...)        optional: draw noisy class counts that the same reservation pays for
-    adapt(first_answers)      optional: set from these counts what no price depends on
+    adapt(first_answers)      optional: set from these counts what no cost depends on
     forecast_model(...)       optional: a forecast of no skill stops the release, and the counts alone are charged
     prepare(inputs)           PRIVATE: train teachers or encode records
     release(pool, spending)   open the sensitive values with noise that was paid for
@@ -39,7 +39,7 @@ from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
 
-_KEYS = {"subject": "who", "procedure": "how", "query_sentence": "questions"}
+_KEYS = {"subject": "who", "procedure": "how", "query_sentence": "queries"}
 """Keys in ``release.json`` of those fields of ``MethodDescription`` that have another name there."""
 
 
@@ -203,14 +203,14 @@ class PrivateMethod(ABC):
     Attributes:
         name: Name of the method in ``release.json``.
         purpose: Purpose of the method's reservation, for the ledger.
-        price_advice: Advice on how to lower the price of a release, for messages.
+        price_advice: Advice on how to lower the cost of a release, for messages.
         uses_public_points: Whether the release depends on the public points, apart from normalization constants.
         releases_model: Whether the method releases a model instead of labels.
     """
 
     name: str = ""
     purpose: ClassVar[str] = PURPOSE_LABELS
-    price_advice: ClassVar[str] = "Ask fewer questions (num_queries) or add noise (mechanism.sigma)"
+    price_advice: ClassVar[str] = "Ask fewer queries (num_queries) or add noise (mechanism.sigma)"
     releases_model: ClassVar[bool] = False
     uses_public_points: ClassVar[bool] = True
 
@@ -221,7 +221,7 @@ class PrivateMethod(ABC):
 
     @property
     def ensemble_size(self) -> int | None:
-        """Number K of teachers that vote on every question. None if no teachers vote."""
+        """Number K of teachers that vote on every query. None if no teachers vote."""
         return None
 
     @property
@@ -237,7 +237,7 @@ class PrivateMethod(ABC):
     @property
     @abstractmethod
     def noise(self) -> str:
-        """Kind of noise for which the price holds: "torch" or "discrete"."""
+        """Kind of noise for which the cost holds: "torch" or "discrete"."""
 
     @property
     def has_first_stage(self) -> bool:
@@ -260,7 +260,7 @@ class PrivateMethod(ABC):
         return self
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> PrivateMethod:
-        """Return this method with noise whose price is ``epsilon`` at ``delta``, or unchanged if ``epsilon`` is None.
+        """Return this method with noise whose cost is ``epsilon`` at ``delta``, or unchanged if ``epsilon`` is None.
 
         Raises:
             ValueError: The method has no noise to calibrate, or every noise scale costs more than ``epsilon``.
@@ -322,14 +322,14 @@ class PrivateMethod(ABC):
 class MethodDescription:
     """Public sentences for the privacy statement, the report and the model card.
 
-    The sentences may contain ``{asked}`` and ``{answered}``, the numbers of questions; ``{mechanism}``, the mechanism
+    The sentences may contain ``{asked}`` and ``{answered}``, the numbers of queries; ``{mechanism}``, the mechanism
     with its parameters; and ``{each_round}``, the text `` in each of 3 rounds``, which is empty if there was one round.
 
     Attributes:
-        subject: Plural noun for those who answer the questions, such as "teachers".
+        subject: Plural noun for those who answer the queries, such as "teachers".
         procedure: Sentences on the computation, the value that receives noise, the release and the student's data.
         assumptions: Sentences that must be true for the guarantee to hold.
-        query_sentence: Part of a sentence on the number of questions.
+        query_sentence: Part of a sentence on the number of queries.
         examples: Caption of public points with the labels that were released for them.
         public_time: Whether the computing time of the answers may be published, because public sizes alone decide it.
         uses_size: Whether the method uses the declared number of records.

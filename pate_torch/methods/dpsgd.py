@@ -1,4 +1,4 @@
-"""DP-SGD with Opacus on the private records, at the price of a PATE release or at a target epsilon.
+"""DP-SGD with Opacus on the private records, at the cost of a PATE release or at a target epsilon.
 
 The method uses neither teachers nor public points, apart from normalization constants. The account of the data is
 charged for all steps before the first one, as one event (``SampledGaussianEvent``).
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(PrivateMethod):
-    """DP-SGD at the price ``privacy.target_epsilon``, or else at the worst-case price of a PATE release.
+    """DP-SGD at the cost ``privacy.target_epsilon``, or else at the worst-case cost of a PATE release.
 
     Attributes:
         network: Name of the network in ``networks.NETWORKS``. It must not use batch normalization, which mixes records.
@@ -56,10 +56,10 @@ class DPSGD(PrivateMethod):
         momentum: Momentum of SGD.
         clip: Clipping norm of the gradient of one record.
         noise_multiplier: Standard deviation of the noise of a summed gradient, in units of ``clip``, for runs without a
-            target epsilon. None to calibrate the noise to the price.
-        mechanism: Mechanism of the PATE release whose price is matched. None to use ``privacy.target_epsilon``.
+            target epsilon. None to calibrate the noise to the cost.
+        mechanism: Mechanism of the PATE release whose cost is matched. None to use ``privacy.target_epsilon``.
         query: Query strategy of the PATE release. None to use ``privacy.target_epsilon``.
-        num_queries: Number of questions of the PATE release.
+        num_queries: Number of queries of the PATE release.
 
     Guarantee: that of ``steps`` Poisson-subsampled Gaussian mechanisms, whose rate is batch_size over the declared
     number of records, under add_remove, for units of one record.
@@ -135,7 +135,7 @@ class DPSGD(PrivateMethod):
             problem = f"protects single records, but the privacy unit is {facts.unit}"
             raise checks.error("method", self.name, problem)
         if facts.adjacency != "add_remove":
-            problem = f"cannot be combined with method={self.name}, whose price holds for add_remove"
+            problem = f"cannot be combined with method={self.name}, whose cost holds for add_remove"
             raise checks.error("partition", facts.adjacency, problem, "Use partition=add_remove.")
         batch_size = self.compute_batch_size(facts)
         return batch_size / checks.integer("dataset.nominal_size", facts.spec.nominal_size, low=batch_size)

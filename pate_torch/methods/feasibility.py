@@ -32,7 +32,7 @@ _SKILL_DEVIATIONS = (-0.40, 0.39)
 """Expected skill of a model of noisy gradients: a constant, and coefficients of the logarithms of the number of units,
 and of those outside the largest class, per unit of noise. The interval held the skill in eight of ten of 227 stand-in
 cases (126 tables at epsilon 0.1 to 4; docs/experiments/first-answers.md)."""
-NOISE_ADVICE = "Ask fewer questions, take more teachers, or spend a larger epsilon."
+NOISE_ADVICE = "Ask fewer queries, take more teachers, or spend a larger epsilon."
 
 
 class LowSignalWarning(UserWarning):
@@ -120,7 +120,7 @@ def forecast_gradients(num_units: int, num_minority_units: float, sigma: float) 
 
 
 def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: int) -> int | None:
-    """Compute the lead in votes at which half of the questions are answered, or None if all questions are answered."""
+    """Compute the lead in votes at which half of the queries are answered, or None if all queries are answered."""
     match mechanism:
         case SparseVectorMechanism():
             return mechanism.compute_scales(num_queries, num_classes).min_teachers
@@ -143,7 +143,7 @@ def format_low_signal_warning(
     mechanism = average_counts(mechanism, num_queries)
     lead, symptom = compute_break_even_lead(mechanism, num_classes), "a label is nearer to a guess than to the truth"
     if lead is None:
-        lead, symptom = compute_answering_lead(mechanism, num_queries, num_classes), "most questions are not answered"
+        lead, symptom = compute_answering_lead(mechanism, num_queries, num_classes), "most queries are not answered"
     if lead is None or lead <= MAX_LEAD_SHARE * num_teachers:
         return None
     agreement = "no ensemble can reach this lead" if lead > num_teachers else "few ensembles reach this lead"

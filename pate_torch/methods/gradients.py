@@ -65,7 +65,7 @@ _STEP_SIZE = 2.0
 def plan_descent(
     mechanism: GradientDescent, num_records: float, num_public: int | None, balance: float = 1.0, num_classes: int = 2
 ) -> tuple[GradientDescent, float]:
-    """Set the step sizes for a number of records. No price depends on them. Also return the effective dimension.
+    """Set the step sizes for a number of records. No cost depends on them. Also return the effective dimension.
 
     The fewer records the rare classes have, the fewer dimensions and the longer steps are best. ``balance`` is 1 for
     equal classes (``FirstAnswers.estimate_balance``; docs/experiments/better-models.md).

@@ -1,10 +1,10 @@
-"""Methods that label public points by asking questions in rounds.
+"""Methods that label public points by asking queries in rounds.
 
 Each round has four steps:
 
     1  fit a guide student to the earlier answers, if the round needs one
-    2  choose the questions, as a function of public points and of earlier answers
-    3  select the sensitive values of the chosen points, with a sensitivity that the price covers
+    2  choose the queries, as a function of public points and of earlier answers
+    3  select the sensitive values of the chosen points, with a sensitivity that the cost covers
     4  answer with the mechanism, with noise that the reservation has paid for
 """
 
@@ -57,17 +57,17 @@ _COMBINATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LabelingMethod(PrivateMethod):
-    """Base of the methods that answer questions about public points.
+    """Base of the methods that answer queries about public points.
 
     Attributes:
         mechanism_type: Type of the mechanisms that the method can be combined with.
         refits_records: Whether later rounds use features of the guide student.
         mechanism: Mechanism that answers.
-        query: Query strategy, which chooses the questions: public points to be labeled.
-        num_queries: Largest number of questions.
+        query: Query strategy, which chooses the queries: public points to be labeled.
+        num_queries: Largest number of queries.
         num_queries_is_default: Whether ``num_queries`` is a recommended value, which is lowered to the number of public
             points.
-        features: Recipe for features in which questions are chosen and records are compared. None to use the points
+        features: Recipe for features in which queries are chosen and records are compared. None to use the points
             themselves.
         guide_student: Student that is fitted to the answers between rounds. None if no round needs a student.
         releases_guide: Whether the published student continues from the guide student.
@@ -119,7 +119,7 @@ class LabelingMethod(PrivateMethod):
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds of questions."""
+        """Number of rounds of queries."""
         return min(self.query.rounds, self.num_queries)
 
     @property
@@ -128,7 +128,7 @@ class LabelingMethod(PrivateMethod):
         return self.num_rounds > 1 and (self.query.uses_guide or self.mechanism.uses_guide or self.refits_records)
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
-        """Adapt the query strategy, and a recommended number of questions, to the number of public points."""
+        """Adapt the query strategy, and a recommended number of queries, to the number of public points."""
         pool_size = len(facts.pool)
         if isinstance(self.query, Prototypes) and pool_size > MAX_PROTOTYPE_POINTS:
             stages.print_message(f"query is medoids instead of prototypes, because of {pool_size:,} public points.")
@@ -216,7 +216,7 @@ class LabelingMethod(PrivateMethod):
                 "First, the number of units in each class, and the sum of their shares of values outside the public "
                 f"range, were released with noise of {self.class_counts.sigma:.4g} units and twice as many"
             )
-            procedure = f"{counts}, which the same price covers. {description.procedure}"
+            procedure = f"{counts}, which the same cost covers. {description.procedure}"
             once = "Every unit was counted once, by the class of one of its records."
             assumptions = *description.assumptions, once
             description = dataclasses.replace(description, procedure=procedure, assumptions=assumptions)
@@ -256,7 +256,7 @@ class PreparedLabeling(PreparedMethod):
         sensitive: PRIVATE. Values to be opened, on the whole pool: votes, cell counts or gradient sums.
         spec: Public facts of the data.
         seed: Seed of the public choices. It does not seed noise.
-        feature_PD: Features of the public points, by which the first round chooses questions, float32 [P, D]. None to
+        feature_PD: Features of the public points, by which the first round chooses queries, float32 [P, D]. None to
             use the points themselves.
         refit: PRIVATE. Function that makes the values of the next round in the features of the guide student. The
             contribution of a record depends on this record and on released values alone. None if all rounds open the
@@ -264,7 +264,7 @@ class PreparedLabeling(PreparedMethod):
         finish_release: Function of the finished release that rescales its model. None to keep the release.
         search: Search for neighbors of the run.
         device: Device on which the guide student is trained.
-        progress: Function that receives (done, total) questions.
+        progress: Function that receives (done, total) queries.
         guide_progress: Function that receives the progress of the guide student's training.
     """
 
@@ -309,7 +309,7 @@ class PreparedLabeling(PreparedMethod):
         )
 
     def check(self, budget: Budget, pool: PublicPool) -> None:
-        """Raise ValueError, before any charge, for numbers of questions, values or noise that the mechanism refuses."""
+        """Raise ValueError, before any charge, for numbers of queries, values or noise that the mechanism refuses."""
         fix = f"There are {len(pool)} public points."
         checks.integer("num_queries", self.num_queries, low=1, high=len(pool), fix=fix)
         if len(self.sensitive) != len(pool):
@@ -320,7 +320,7 @@ class PreparedLabeling(PreparedMethod):
             rounds = min(self.query.rounds, self.num_queries)
             self.mechanism.check(num_queries=self.num_queries, **sizes, rounds=rounds)
         if budget.kind != self.mechanism.noise:
-            problem = f"must be {self.mechanism.noise!r}, the noise for which the price of {self.mechanism.name} holds"
+            problem = f"must be {self.mechanism.noise!r}, the noise for which the cost of {self.mechanism.name} holds"
             raise checks.error("noise", budget.kind, problem)
         check_values(self.sensitive.sensitivity, self.mechanism, budget)
 
@@ -328,11 +328,11 @@ class PreparedLabeling(PreparedMethod):
         """Ask about at most ``num_queries`` public points in rounds, and release the answers.
 
         Raises:
-            ValueError: The query strategy chose invalid questions, or the values of the next round are invalid. The
+            ValueError: The query strategy chose invalid queries, or the values of the next round are invalid. The
                 reservation stays spent.
         """
         rounds = min(self.query.rounds, self.num_queries)
-        spending.record_cost(())  # a strategy may choose no question at all
+        spending.record_cost(())  # a strategy may choose no query at all
         # The id of the reservation connects the release with its charge in the ledger.
         empty_Q = torch.zeros(0, dtype=torch.int64)
         release = Release(spending.id, empty_Q, empty_Q, (), spending.reserved_events)
@@ -364,7 +364,7 @@ class PreparedLabeling(PreparedMethod):
             cell_P = len(release.query_Q) + round_values.cell_P if isinstance(round_values, CellHistogram) else None
             release = release.append_round(query_Q, answers, spending.incurred_events or (), cell_P)
             if isinstance(round_values, Votes | CellHistogram):
-                # A mechanism that stops early, such as the sparse vector, answers a prefix of the questions.
+                # A mechanism that stops early, such as the sparse vector, answers a prefix of the queries.
                 opened_votes.append(round_values.select(torch.arange(release.queries_per_round[-1])))
             self.progress(len(release.query_Q), self.num_queries)
         if opened_votes:
@@ -392,7 +392,7 @@ class PreparedLabeling(PreparedMethod):
     def _select_queries(
         self, release: Release, pool: PublicPool, rounds: int, student_PC: Tensor | None, feature_PD: Tensor | None
     ) -> Tensor:
-        """Choose and check the questions of the next round, pool indices, int64 [Q]. The questions are public."""
+        """Choose and check the queries of the next round, pool indices, int64 [Q]. The queries are public."""
         state = QueryState(
             spec=self.spec,
             pool_x=pool.x,
@@ -406,9 +406,9 @@ class PreparedLabeling(PreparedMethod):
             search=self.search,
         )
         query_Q = self.query.select(state).to("cpu", torch.int64)
-        # The price covers num_queries different questions.
+        # The cost covers num_queries different queries.
         if len(query_Q) > state.num_remaining:
-            raise ValueError(f"query strategy: chose {len(query_Q)} questions, but {state.num_remaining} remain")
+            raise ValueError(f"query strategy: chose {len(query_Q)} queries, but {state.num_remaining} remain")
         if len(query_Q) and (int(query_Q.min()) < 0 or int(query_Q.max()) >= len(pool)):
             raise ValueError("query strategy: chose a point outside the public pool")
         if len(torch.unique(query_Q)) < len(query_Q) or bool(torch.isin(query_Q, release.query_Q).any()):

@@ -1,8 +1,8 @@
 """Reverse k-NN labeling: every record is counted once, at the asked public point nearest to it; there are no teachers.
 
 The asked points divide the space of features into cells. Each unit adds one count, for its class, to the cell in which
-it lies. Teachers vote on every question, so every question costs privacy. Here one unit changes one number of one
-table, so ten thousand questions cost as much as one question (``mechanisms.histogram``). The noisy counts estimate the
+it lies. Teachers vote on every query, so every query costs privacy. Here one unit changes one number of one
+table, so ten thousand queries cost as much as one query (``mechanisms.histogram``). The noisy counts estimate the
 class proportions of a cell, which label all public points of this cell. A second round can use the features of a
 student of the first answers, in which the classes are better separated.
 
@@ -37,7 +37,7 @@ _BLOCK_ENTRIES = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 @dataclass(frozen=True, kw_only=True)
 class ReverseKnn(RecordMethod):
-    """Reverse k-NN labeling. The questions and the features decide the cells, so there are no other settings."""
+    """Reverse k-NN labeling. The queries and the features decide the cells, so there are no other settings."""
 
     mechanism_type = Histogram
     mechanism: Histogram
@@ -64,7 +64,7 @@ class ReverseKnn(RecordMethod):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellCounter:
-    """PRIVATE. Records of units, each of which is counted once, in the cells of any questions.
+    """PRIVATE. Records of units, each of which is counted once, in the cells of any queries.
 
     Attributes:
         private: PRIVATE. Records to be counted.
@@ -91,7 +91,7 @@ class CellCounter:
         return self.spec.num_classes
 
     def select(self, index_Q: Tensor) -> CellHistogram:
-        """PRIVATE. Count the records in the cells of these questions, which are pool indices, int64 [Q]."""
+        """PRIVATE. Count the records in the cells of these queries, which are pool indices, int64 [Q]."""
         assert self.sensitivity.adjacency is not None
         query_QD = self.feature_PD[index_Q.cpu()]
         assign_to_queries = functools.partial(assign_cells, query_QD=query_QD)

@@ -7,10 +7,10 @@ The algorithm (Papernot et al. 2017, 2018) has five steps. Comments in this file
     3  train one teacher a second time in a process that holds only its shard. The result must be the same, else the
        training of this teacher depends on other shards
     4  count the votes of the K teachers on every public point
-    5  answer questions in rounds with a mechanism, which alone makes releasable labels of votes (``methods.labeling``)
+    5  answer queries in rounds with a mechanism, which alone makes releasable labels of votes (``methods.labeling``)
 
-The records of one privacy unit are in one shard, so the unit influences one teacher and one vote on every question. The
-L2 sensitivity of the votes on a question is sqrt(2) under either adjacency. Under add_remove, a keyed hash of the
+The records of one privacy unit are in one shard, so the unit influences one teacher and one vote on every query. The
+L2 sensitivity of the votes on a query is sqrt(2) under either adjacency. Under add_remove, a keyed hash of the
 unit's id alone decides its shard, so adding or removing a unit changes no other shard. Under replace_one, a permutation
 of positions decides the shards without reading a record.
 
@@ -163,7 +163,7 @@ class TeacherVotes(VotingMethod):
         return ensemble, votes[0]
 
     def _make_question(self, inputs: MethodInputs, *, all_ranks: bool) -> Question:
-        """Make the question to the teachers, on rank 0 alone or, with ``all_ranks``, on every rank of torchrun."""
+        """Make the query to the teachers, on rank 0 alone or, with ``all_ranks``, on every rank of torchrun."""
         bins = self.mechanism.bins if self.is_soft and isinstance(self.mechanism, SoftSparseVector) else None
         vote, variant = self._make_vote(inputs, all_ranks=all_ranks), self._get_vote_variant(inputs)
         return Question(inputs.facts.pool.x, vote, bins, variant)

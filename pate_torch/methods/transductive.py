@@ -7,7 +7,7 @@ share (Sinkhorn), and then propagated over the k-NN graph of the public points (
 place of labels).
 
 This costs no privacy, because the votes of a teacher are still a function of its own parameters and of public points:
-one record changes one teacher, and a teacher has one vote on each question. The graph may be approximate, because it is
+one record changes one teacher, and a teacher has one vote on each query. The graph may be approximate, because it is
 a function of public points alone.
 """
 

@@ -159,7 +159,7 @@ def describe(
     return MethodDescription(
         subject="teachers",
         procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
-        f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
+        f"queries. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
         f"{extra_output} were released. A student sees nothing but public points and these answers.",
         query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
         examples="Public points, each with the label that the noisy vote gave it. Some labels are wrong, because of "

@@ -1,1 +1,1 @@
-"""What K, noise and number of questions a privacy budget allows, and what labels they will give."""
+"""What K, noise and number of queries a privacy budget allows, and what labels they will give."""

@@ -122,7 +122,7 @@ def choose_method(
 
 
 def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_queries: int | None) -> MethodConfig:
-    """Choose the largest number of questions at which useful labels need at most the target share of the votes."""
+    """Choose the largest number of queries at which useful labels need at most the target share of the votes."""
     size_estimate = facts.num_public if facts.num_records is None else facts.num_records
     linear = num_teachers is None and not (facts.is_image or facts.has_groups or facts.has_own_teacher)
     max_teachers, records_per_teacher = _MAX_TEACHERS, _RECORDS_PER_TEACHER
@@ -157,7 +157,7 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
         class_counts=class_counts,
         teacher=recipe if linear else None,
         features=features if linear else None,
-        reason=f"{teachers} teachers (by {basis}) answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
+        reason=f"{teachers} teachers (by {basis}) answer {queries} queries with noise of {gaussian.sigma:.3g} votes",
         expectation=expectation,
         is_noise_dominated=warning is not None,
     )

@@ -1,4 +1,4 @@
-"""Evaluation of choices of method, noise and questions: the price, the questions in the budget, and the label quality.
+"""Evaluation of choices of method, noise and queries: the cost, the queries in the budget, and the label quality.
 
 A plan uses the declarations of the data set's source, and never calls ``load()``, because settings that depend on
 private records would be a release without a charge.
@@ -33,12 +33,12 @@ from pate_torch.privacy.accounts import Account
 
 WIDTH = 80
 MAX_QUERIES = 10**7
-"""Largest number of questions that is tested. A budget that admits this number is reported to admit any number."""
+"""Largest number of queries that is tested. A budget that admits this number is reported to admit any number."""
 
 VERDICTS = {
     "ok": "this choice works",
-    "over": "the budget does not allow so many questions",
-    "few": "fewer than one question in ten is answered",
+    "over": "the budget does not allow so many queries",
+    "few": "fewer than one query in ten is answered",
     "poor": "labels are nearer to guesses than to the truth",
     "noise": "noise outweighs the votes: a useful label needs a lead of more than half of the votes",
     "cannot": "refused",
@@ -54,10 +54,10 @@ class Choice:
         parameters: Parameters of the mechanism, with calibrated noise if a target epsilon was given.
         num_teachers: Number K of teachers. 0 for per-record gradients.
         shard_size: Approximate number of records per teacher. None if the number of records is not declared.
-        num_queries: Number of questions.
+        num_queries: Number of queries.
         num_classes: Number C of classes.
-        epsilon: Price of this release alone, in epsilon, by the accountant. None if a run would be refused.
-        max_queries: Largest number of questions that the public pool and the account, or a new account with the same
+        epsilon: Cost of this release alone, in epsilon, by the accountant. None if a run would be refused.
+        max_queries: Largest number of queries that the public pool and the account, or a new account with the same
             budget, allow. For noise that is not Gaussian, the account's filter is stricter than ``epsilon``.
         lead: Lead over every other class that a useful label needs, in votes. None if the mechanism needs no lead.
         forecast: Forecast of the labels. None without a pilot.
@@ -97,7 +97,7 @@ def select_best(choices: Sequence[Choice]) -> Choice | None:
 
     With forecasts, the function selects the cheapest choice with at least 95 % of the largest number of effective
     labels. Without forecasts, it selects the cheapest choice whose labels need a lead of at most ``TARGET_LEAD_SHARE``
-    of the votes or, if there is none, the cheapest choice. At one price, the fewest questions and teachers are best.
+    of the votes or, if there is none, the cheapest choice. At one cost, the fewest queries and teachers are best.
     """
     working = [choice for choice in choices if choice.verdict == "ok"]
     max_labels = max((choice.num_effective_labels for choice in working), default=0.0)
@@ -134,7 +134,7 @@ class PlanEvaluator:
         method, terms, problem, epsilon = plan.method, plan.privacy, None, None
         assert isinstance(method, LabelingMethod)
         try:
-            plan = plan.calibrate()  # the price of a private_epsilon or of a test depends on the calibrated noise
+            plan = plan.calibrate()  # the cost of a private_epsilon or of a test depends on the calibrated noise
             assert isinstance(plan.method, LabelingMethod)
             self._check(method := plan.method)
             events = method.privacy_events() + plan.extra_privacy_events(self.num_classes)
@@ -178,7 +178,7 @@ class PlanEvaluator:
             feasibility.check_informative(method.mechanism, **counts, allow_uninformative=allow_uninformative)
 
     def _find_max_queries(self, plan: RunConfig, method: LabelingMethod) -> int:
-        """Find the largest number of questions that a run could ask and the account would admit."""
+        """Find the largest number of queries that a run could ask and the account would admit."""
 
         def is_excessive(num_queries: int) -> bool:
             larger_method = replace(method, num_queries=num_queries)

@@ -122,7 +122,7 @@ def format_shards(shards: tuple[ShardDiagnosis, ...]) -> list[str]:
 
 
 def explain_theory(shard: ShardDiagnosis, lead: float | None, m: int, epsilon: float, delta: float) -> list[str]:
-    """Explain what m questions ask of the votes. ``lead`` is the lead that a useful label needs, in votes."""
+    """Explain what m queries ask of the votes. ``lead`` is the lead that a useful label needs, in votes."""
     K, notes = shard.num_teachers, list[str]()
     if shard.voting == "harms":
         notes.append("Voting harms here: try larger shards, another teacher, or method=gradients, which has no vote.")
@@ -133,5 +133,5 @@ def explain_theory(shard: ShardDiagnosis, lead: float | None, m: int, epsilon: f
     curve = zip(shard.nu[1:], XI[1:].tolist(), strict=True)
     proofs = [compute_proposition_18(m, nu=nu, xi=xi, **terms) for nu, xi in curve]
     T, needed = min((proof for proof in proofs if proof[0] < m), key=lambda proof: proof[1], default=(m, 0))
-    promise = f"that the sparse vector answers {m - T} of {m} questions with {needed:,} such teachers; there are {K}"
+    promise = f"that the sparse vector answers {m - T} of {m} queries with {needed:,} such teachers; there are {K}"
     return [*notes, f"LZCW21 Proposition 18 promises {promise if needed else 'no answer to the sparse vector'}."]

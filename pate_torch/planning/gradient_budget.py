@@ -1,4 +1,4 @@
-"""Settings of noisy gradients (``method=gradients``) at a given price, and advice to use them instead of teachers.
+"""Settings of noisy gradients (``method=gradients``) at a given cost, and advice to use them instead of teachers.
 
 For a declared number of records, the rule takes eight steps. The effective dimension of the public points is the number
 of records per unit of noise divided by eight, but at most a tenth of the number of public points.
@@ -31,7 +31,7 @@ class."""
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedDescent:
-    """Noisy gradient descent that is calibrated to a price.
+    """Noisy gradient descent that is calibrated to a cost.
 
     Attributes:
         mechanism: Mechanism with calibrated noise.
@@ -39,7 +39,7 @@ class CalibratedDescent:
         num_public: Number of public points. None if unknown.
         effective_dim: Value of ``method.effective_dim``. None if the number of records is unknown; the ridge then
             applies, or noisy class counts decide.
-        class_counts: Mechanism of the class counts that the price includes. None if it includes none.
+        class_counts: Mechanism of the class counts that the cost includes. None if it includes none.
     """
 
     mechanism: GradientDescent
@@ -71,7 +71,7 @@ def calibrate_gradients(
     num_public: int | None = None,
     buys_counts: bool = False,
 ) -> CalibratedDescent:
-    """Calibrate noise to the price ``epsilon``, which pays for noisy class counts as well if ``buys_counts``.
+    """Calibrate noise to the cost ``epsilon``, which pays for noisy class counts as well if ``buys_counts``.
 
     The rule sets the other fields if ``num_records`` is not None.
     """
@@ -102,7 +102,7 @@ def calibrate_gradients(
 def calibrate_with_counts(
     make_events: Callable[[float], tuple[PrivacyEvent, ...]], adjacency: str, *, epsilon: float, delta: float
 ) -> tuple[float, ClassCounts | None]:
-    """Calibrate the noise scale of ``make_events`` and the noise of class counts to the price ``epsilon`` together."""
+    """Calibrate the noise scale of ``make_events`` and the noise of class counts to the cost ``epsilon`` together."""
 
     def make_all_events(sigma: float) -> tuple[PrivacyEvent, ...]:
         counts = ClassCounts.from_share(make_events(sigma), adjacency, COUNT_PRICE_SHARE)
@@ -123,7 +123,7 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
-    """Calibrate noisy gradient descent to the price of the run's labels.
+    """Calibrate noisy gradient descent to the cost of the run's labels.
 
     Return None if the run does not label points, or if gradient descent does not support its kind of noise.
     """

@@ -35,7 +35,7 @@ class PilotConfig:
     Attributes:
         dataset: Name of a public data set, as for ``dataset=``, or the path (with a dot or a slash) of labeled public
             records of the planned kind. None to run no pilot, or to diagnose the planned benchmark itself.
-        num_queries: Smallest number of simulated questions.
+        num_queries: Smallest number of simulated queries.
         teachers: Largest number of teachers that are trained.
     """
 
@@ -52,7 +52,7 @@ class PilotConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Share of questions that are answered, and accuracy of the answers (None if no question is answered)."""
+    """Share of queries that are answered, and accuracy of the answers (None if no query is answered)."""
 
     answer_rate: float
     accuracy: float | None
@@ -120,10 +120,10 @@ class Pilot:
 def simulate_release(
     method: TeacherVotes, pilot_votes: Votes, truth_Q: Tensor, *, min_queries: int, seed: int
 ) -> Forecast:
-    """Draw K votes per question from the pilot's vote shares, and answer them by the mechanism.
+    """Draw K votes per query from the pilot's vote shares, and answer them by the mechanism.
 
     Whole releases are simulated, because some mechanisms stop early. No value is private, so continuous noise is
-    seeded. Rows of a plan with the same K and the same number of questions have the same votes.
+    seeded. Rows of a plan with the same K and the same number of queries have the same votes.
     """
     mechanism, num_teachers, size = method.mechanism, method.num_teachers, min(method.num_queries, MAX_PILOT_QUERIES)
     index_Q = torch.arange(math.ceil(min_queries / size) * size) % len(pilot_votes.counts_QC)

@@ -1,7 +1,7 @@
 """Accounts of a ledger: their terms, their charges, the guarantee to claim, and the changes that each entry makes.
 
 A claim is composed from the *reserved* events of releases, which do not depend on votes. The incurred events may depend
-on votes, because a mechanism may leave a question unanswered or stop early. The incurred events are charged against the
+on votes, because a mechanism may leave a query unanswered or stop early. The incurred events are charged against the
 cap, and their epsilon is shown beside the claim as "ex post".
 """
 
@@ -30,7 +30,7 @@ from pate_torch.core.formatting import format_delta
 from pate_torch.privacy.chain import LedgerEntry, LedgerError
 
 PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE = "labels", "choice of a student"
-PURPOSE_PRICE, PURPOSE_HYPOTHESIS = "sanitised price", "hypothesis or its answers"
+PURPOSE_PRICE, PURPOSE_HYPOTHESIS = "sanitised cost", "hypothesis or its answers"
 PURPOSE_TEST = "test of the model on held-out units"
 """Usual purposes of a reservation, as the ledger stores them."""
 
@@ -58,10 +58,10 @@ class Charge:
     """The charge of one release.
 
     Attributes:
-        reserved_cost: Price of the worst case.
+        reserved_cost: Cost of the worst case.
         reserved_events: Events of the worst case.
-        charged_cost: Price that is charged: that of the worst case before the commit, of the incurred events after it.
-        incurred_events: Events whose price is ``charged_cost``.
+        charged_cost: Cost that is charged: that of the worst case before the commit, of the incurred events after it.
+        incurred_events: Events whose cost is ``charged_cost``.
         insecure: Whether the noise was seeded.
         purpose: Purpose of the release, in words.
         run: Name of the run that made the release.
@@ -238,7 +238,7 @@ class Claim:
 
 
 def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
-    """Make the part of an entry that holds events and their price."""
+    """Make the part of an entry that holds events and their cost."""
     return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
 
 
@@ -248,7 +248,7 @@ def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: 
     Args:
         accounts: Accounts by name, changed in place.
         entry: Next entry of the chain.
-        recompute: Whether to recompute the stored price from the events.
+        recompute: Whether to recompute the stored cost from the events.
 
     Raises:
         LedgerError: The entry has an unknown kind, lacks a fact, or contradicts the entries before it.
@@ -337,7 +337,7 @@ def _parse_price(
     if recompute:
         computed_cost = account.filter.compute_cost(events)
         is_equal = is_within(cost, computed_cost) and is_within(computed_cost, cost)
-        _require(is_equal, "the stored price differs from the price of the events")
+        _require(is_equal, "the stored cost differs from the cost of the events")
     return events, cost
 
 

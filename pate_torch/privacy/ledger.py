@@ -242,7 +242,7 @@ class Ledger:
         terms: Mapping[str, Any] | None = None,
         first_charge_only: bool = False,
     ) -> FilterCost:
-        """Return the price of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
+        """Return the cost of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
         with self.exclusive_access():
             if terms is not None:
                 self.check_terms(account, **terms)
@@ -372,7 +372,7 @@ class Ledger:
         return self._chain.contains(digest)
 
     def verify(self) -> tuple[Account, ...]:
-        """Recompute every hash, price and total. Raises LedgerError, which names the first wrong entry."""
+        """Recompute every hash, cost and total. Raises LedgerError, which names the first wrong entry."""
         self._chain.check_file()
         accounts: dict[str, Account] = {}
         for entry in self._chain.read_all_entries():

@@ -1,7 +1,7 @@
 """Partitions of the private records into disjoint shards, other selections by privacy unit, and public facts.
 
 Each privacy unit reaches one teacher. Under both neighboring relations a unit therefore controls one teacher's vote in
-each question, so the L2 sensitivity of the votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for
+each query, so the L2 sensitivity of the votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for
 add/remove, because removing one record moves all later records to other shards.
 """
 
@@ -121,7 +121,7 @@ class ReplaceOne(Partition):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetFacts:
-    """Releasable. Public facts of a data set, on which alone prices, refusals and plans depend.
+    """Releasable. Public facts of a data set, on which alone costs, refusals and plans depend.
 
     Attributes:
         spec: Shape, classes and declared size of the data.

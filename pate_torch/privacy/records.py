@@ -1,7 +1,7 @@
 """Data classes of the pipeline, in the order in which data flow from private records to a release.
 
 The ``repr`` of a private object never shows its content. The suffix of a name gives the shape (NOTATION.md): N private
-records, K teachers, S capacity of a shard, P public points, Q questions, R rounds, C classes, D features, B batch. For
+records, K teachers, S capacity of a shard, P public points, Q queries, R rounds, C classes, D features, B batch. For
 example, ``votes_QC`` is a [Q, C] tensor.
 """
 
@@ -664,14 +664,14 @@ class LinearModel:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Releasable. The output of a mechanism for one batch of questions, and its cost.
+    """Releasable. The output of a mechanism for one batch of queries, and its cost.
 
     Attributes:
-        label_Q: Labels, int64, NO_ANSWER (-1) where a question has no answer.
+        label_Q: Labels, int64, NO_ANSWER (-1) where a query has no answer.
         events: Privacy events that the answers incurred.
         score_QC: Released class scores in [0, 1], NaN where unanswered. None if the mechanism releases labels only.
         from_student_Q: Whether a label is the guide student's (interactive mechanism), bool [Q]. None if none is.
-        noisy_counts: Noisy counts behind the labels. None if the price of the mechanism does not cover their release.
+        noisy_counts: Noisy counts behind the labels. None if the cost of the mechanism does not cover their release.
         score_PC: Released logits of every public point. None if labels were released.
         model: Released model that gave these logits. None if no model was released.
         reservation_id: Id of the reservation that paid for the noise. Answers without one cannot be released.
@@ -688,7 +688,7 @@ class Answers:
 
     @property
     def answered_Q(self) -> Tensor:
-        """Whether each question has an answer, bool [Q]."""
+        """Whether each query has an answer, bool [Q]."""
         return self.label_Q != NO_ANSWER
 
 
@@ -699,19 +699,19 @@ class DryRunAnswers(Answers):
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Releasable. The questions about public points, and their answers.
+    """Releasable. The queries about public points, and their answers.
 
     Attributes:
         id: Id of the reservation that paid for the release.
-        query_Q: Indices of the questioned points in the pool, in the order of the questions.
-        label_Q: Labels, int64, NO_ANSWER (-1) where a question has no answer.
+        query_Q: Indices of the queried points in the pool, in the order of the queries.
+        label_Q: Labels, int64, NO_ANSWER (-1) where a query has no answer.
         events: Privacy events that were incurred.
         reserved_events: Privacy events that were reserved.
         noisy_counts: Noisy counts behind the labels. None if they were not released.
         score_QC: Class scores in [0, 1] behind the labels, NaN where unanswered. None if they were not released.
-        queries_per_round: Number of questions in each round. Empty if there was one round.
-        cell_RP: Position in ``query_Q`` of the question whose answer holds for each public point, int64 [R, P]. None
-            if an answer holds for the questioned point alone.
+        queries_per_round: Number of queries in each round. Empty if there was one round.
+        cell_RP: Position in ``query_Q`` of the query whose answer holds for each public point, int64 [R, P]. None
+            if an answer holds for the queried point alone.
         score_RPC: Logits of every public point after each round, float32 [R, P, C]. None if labels were released.
         model: Model of the last round. None if no model was released.
     """
@@ -734,10 +734,10 @@ class Release:
         """Return the release with one more round.
 
         Args:
-            query_Q: Indices of this round's questions in the pool. Those beyond the last answer are dropped.
+            query_Q: Indices of this round's queries in the pool. Those beyond the last answer are dropped.
             answers: Answers of this round.
             incurred_events: Events of all rounds so far.
-            cell_P: Position in ``query_Q`` of the question whose cell holds each public point. None without cells.
+            cell_P: Position in ``query_Q`` of the query whose cell holds each public point. None without cells.
         """
         num_answers = len(answers.label_Q)
         earlier_counts = [self.noisy_counts] if self.queries_per_round else []
@@ -756,18 +756,18 @@ class Release:
 
     @property
     def answered_Q(self) -> Tensor:
-        """Whether each question has an answer, bool [Q]."""
+        """Whether each query has an answer, bool [Q]."""
         return self.label_Q != NO_ANSWER
 
     @property
     def num_pool_rounds(self) -> int:
-        """Number of rounds whose answers hold for every public point. 0 if answers hold for questioned points only."""
+        """Number of rounds whose answers hold for every public point. 0 if answers hold for queried points only."""
         pool_answers = self.cell_RP if self.score_RPC is None else self.score_RPC
         return 0 if pool_answers is None else len(pool_answers)
 
     @property
     def round_Q(self) -> Tensor:
-        """The round, counted from 0, of each question, int64 [Q]."""
+        """The round, counted from 0, of each query, int64 [Q]."""
         round_sizes = self.queries_per_round or (len(self.query_Q),)
         return torch.repeat_interleave(torch.arange(len(round_sizes)), torch.tensor(round_sizes))
 
@@ -783,12 +783,12 @@ class MechanismContext:
     """Public inputs of a mechanism, besides the sensitive votes.
 
     Attributes:
-        num_queries: Number of questions planned for this release, over all rounds.
+        num_queries: Number of queries planned for this release, over all rounds.
         rounds: Number of planned rounds.
         round_index: Index of this round, from 0.
-        num_failures: Number of earlier questions without an answer.
-        num_answered: Number of earlier questions with an answer.
-        student_QC: Class probabilities of the guide student on these questions, for an interactive mechanism. None for
+        num_failures: Number of earlier queries without an answer.
+        num_answered: Number of earlier queries with an answer.
+        student_QC: Class probabilities of the guide student on these queries, for an interactive mechanism. None for
             other mechanisms.
     """
 

@@ -1,6 +1,6 @@
 """Sensitive values: values computed from private records, each with a bound on the effect of one privacy unit.
 
-The code that makes a value states its sensitivity. Only a mechanism opens a sensitive value, and only if the price of
+The code that makes a value states its sensitivity. Only a mechanism opens a sensitive value, and only if the cost of
 the mechanism covers the stated sensitivity. This module holds every kind of value that a mechanism takes.
 """
 
@@ -43,14 +43,14 @@ class Sensitivity:
 
 
 def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, mechanism: str) -> None:
-    """Raise ValueError if a value has a larger sensitivity, or another adjacency, than a mechanism's price covers."""
+    """Raise ValueError if a value has a larger sensitivity, or another adjacency, than a mechanism's cost covers."""
     value, limit = sensitivity, max_sensitivity
     if None not in (value.adjacency, limit.adjacency) and value.adjacency != limit.adjacency:
         message = f"must be {value.adjacency!r}, the adjacency of the value that the mechanism opens"
         raise checks.error("mechanism.adjacency", limit.adjacency, message, "Set it to the partition's adjacency.")
     if not (value.l1 <= limit.l1 and value.l2 <= limit.l2 and value.linf <= limit.linf):  # refuses NaN, too
         message = f"is more than mechanism={mechanism} is priced for ({limit})"
-        fix = "Leave out partition.capacity, or use a mechanism whose price covers this sensitivity."
+        fix = "Leave out partition.capacity, or use a mechanism whose cost covers this sensitivity."
         raise checks.error("sensitivity", value, message, fix)
 
 
@@ -77,7 +77,7 @@ class SensitiveRecords(SensitiveValue, Protocol):
 
     @property
     def feature_PD(self) -> Tensor:
-        """Releasable. Unit-length features [P, D] of the public points, in which the next questions are chosen."""
+        """Releasable. Unit-length features [P, D] of the public points, in which the next queries are chosen."""
         ...
 
 
@@ -155,7 +155,7 @@ class SoftVotes:
 
     Attributes:
         counts_QSV: Number of teachers whose score lies in each of V bins [v/V, (v+1)/V), the last one closed, for each
-            question and score: integers [Q, S, V].
+            query and score: integers [Q, S, V].
         shifted_QSW: The same for bins shifted by half a bin, without the half bins at the ends, [Q, S, V - 1].
         num_teachers: Number of teachers, the sum of each row of ``counts_QSV``.
     """
@@ -168,7 +168,7 @@ class SoftVotes:
         counts, shifted = self.counts_QSV, self.shifted_QSW
         if counts.dim() != 3 or counts.is_floating_point() or shifted.shape != (*counts.shape[:2], counts.shape[2] - 1):
             raise ValueError(
-                "soft votes: histograms must be integers [questions, scores, V] and [questions, scores, V - 1]"
+                "soft votes: histograms must be integers [queries, scores, V] and [queries, scores, V - 1]"
             )
         if counts.shape[1] in (0, 2):
             raise ValueError("soft votes: with two classes, give the second one's score alone (from_probabilities)")
@@ -221,7 +221,7 @@ def count_bins(score_KQS: Tensor, bins: int) -> tuple[Tensor, Tensor]:
 
 
 def _count_values(bin_KQS: Tensor, bins: int) -> Tensor:
-    """Count the bin numbers in 0..bins-1 for each question and score, int64 [Q, S, bins]."""
+    """Count the bin numbers in 0..bins-1 for each query and score, int64 [Q, S, bins]."""
     index_QSK = bin_KQS.to(torch.int64).permute(1, 2, 0)
     inside_QSK = (index_QSK >= 0) & (index_QSK < bins)
     counts = torch.zeros(*index_QSK.shape[:2], bins, dtype=torch.int64, device=index_QSK.device)
@@ -256,7 +256,7 @@ COUNT_SENSITIVITY = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellHistogram:
-    """PRIVATE. Number of units of each class in the cell of each question. The whole table counts each unit once.
+    """PRIVATE. Number of units of each class in the cell of each query. The whole table counts each unit once.
 
     Attributes:
         counts_QC: Integers of at least 0, [Q, C].
@@ -271,7 +271,7 @@ class CellHistogram:
     def __post_init__(self) -> None:
         counts = self.counts_QC
         if counts.dim() != 2 or counts.is_floating_point() or counts.dtype == torch.bool:
-            raise ValueError("cells: counts must be integers [questions, classes]")
+            raise ValueError("cells: counts must be integers [queries, classes]")
         if len(counts) and int(counts.min()) < 0:
             raise ValueError("cells: counts must be non-negative")
 
@@ -283,7 +283,7 @@ class CellHistogram:
         return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> CellHistogram:
-        """Select the counts of some questions, which must be distinct."""
+        """Select the counts of some queries, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
 

@@ -1,4 +1,4 @@
-"""The base class of query strategies and the state that they may use; random questions and margin sampling."""
+"""The base class of query strategies and the state that they may use; random queries and margin sampling."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class QueryState:
     Attributes:
         spec: Public description of the data.
         pool_x: Public points as loaded, [P, ...].
-        query_Q: Pool indices of the questions of earlier rounds, in order.
-        label_Q: Released labels of these questions, NO_ANSWER (-1) for a question without an answer.
-        num_remaining: Number of questions still allowed.
+        query_Q: Pool indices of the queries of earlier rounds, in order.
+        label_Q: Released labels of these queries, NO_ANSWER (-1) for a query without an answer.
+        num_remaining: Number of queries still allowed.
         num_rounds_left: Number of rounds left, including this round.
         seed: Seed of the strategy's random choices.
         student_PC: Class probabilities of the guide student on all public points. None in the first round.
@@ -50,7 +50,7 @@ class QueryStrategy(ABC):
     Attributes:
         uses_guide: Whether ``select`` reads ``state.student_PC``. If False, no guide student is fitted between rounds.
         name: Name of the strategy in settings and reports.
-        rounds: Number of rounds in which questions are asked.
+        rounds: Number of rounds in which queries are asked.
     """
 
     uses_guide: ClassVar[bool] = True
@@ -73,13 +73,13 @@ def get_open_points(state: QueryState) -> Tensor:
 
 
 def shuffle(points: Tensor, state: QueryState, strategy: str) -> Tensor:
-    """Shuffle the points with a seed made of the run's seed, the strategy and the number of earlier questions."""
+    """Shuffle the points with a seed made of the run's seed, the strategy and the number of earlier queries."""
     stream = rng.make_torch_generator(state.seed, "query", strategy, len(state.query_Q))
     return points[torch.randperm(len(points), generator=stream)]
 
 
 def compute_round_size(state: QueryState) -> int:
-    """Compute the number of questions of this round: an equal share of the remaining questions, at most all points."""
+    """Compute the number of queries of this round: an equal share of the remaining queries, at most all points."""
     return min(-(-state.num_remaining // state.num_rounds_left), len(state.pool_x) - len(state.query_Q))
 
 
@@ -117,7 +117,7 @@ class Random(QueryStrategy):
 class Margin(QueryStrategy):
     """Margin sampling after a random first round (Scheffer et al. 2001).
 
-    The questions are the open points whose two largest class probabilities, by the student, differ least.
+    The queries are the open points whose two largest class probabilities, by the student, differ least.
     """
 
     name: str = "margin"

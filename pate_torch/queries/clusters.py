@@ -1,4 +1,4 @@
-"""Questions that cover the public points geometrically: k-center covers, and central points of clusters."""
+"""Queries that cover the public points geometrically: k-center covers, and central points of clusters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUM_NEIGHBORS = 6
 class Coreset(QueryStrategy):
     """The greedy k-center cover (core-set; Sener and Savarese 2018, Algorithm 1), which begins near the mean.
 
-    Each question is the point that is farthest from all earlier questions. Such points are often outliers, which
+    Each query is the point that is farthest from all earlier queries. Such points are often outliers, which
     teachers label worst, so ``Prototypes`` is better under noise.
     """
 
@@ -56,10 +56,10 @@ class Coreset(QueryStrategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Medoids(QueryStrategy):
-    """The most central point of each k-means cluster, with as many clusters as questions.
+    """The most central point of each k-means cluster, with as many clusters as queries.
 
-    Use this strategy if the price does not depend on the number of questions, as in reverse k-NN labeling, whose cells
-    are the clusters. For few and costly questions use ``Prototypes``, because k-means in learned features does not find
+    Use this strategy if the cost does not depend on the number of queries, as in reverse k-NN labeling, whose cells
+    are the clusters. For few and costly queries use ``Prototypes``, because k-means in learned features does not find
     large clusters.
     """
 
@@ -73,7 +73,7 @@ class Medoids(QueryStrategy):
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         cluster_R, distance_R = fit_kmeans(get_features(state)[points], count, stream)
         medoid_Q = points[[int(distance_R.masked_fill(cluster_R != c, torch.inf).argmin()) for c in cluster_R.unique()]]
-        # Duplicate points can leave fewer clusters than questions. Then other points follow.
+        # Duplicate points can leave fewer clusters than queries. Then other points follow.
         other_points = shuffle(points[~torch.isin(points, medoid_Q)], state, self.name)
         return torch.cat([medoid_Q, other_points[: count - len(medoid_Q)]])
 
@@ -82,7 +82,7 @@ class Medoids(QueryStrategy):
 class Prototypes(QueryStrategy):
     """A typical point of each spectral cluster of the neighbor graph (Ng, Jordan and Weiss 2002).
 
-    There are as many clusters as questions. In the denser half of each cluster, the point nearest to the center is
+    There are as many clusters as queries. In the denser half of each cluster, the point nearest to the center is
     asked about, because teachers agree most on typical points. The largest clusters come first, so that a release that
     stops early has covered most of the pool. The strategy uses no answers, so one round suffices.
 
@@ -99,7 +99,7 @@ class Prototypes(QueryStrategy):
             return points[:count]
         graph = build_neighbor_graph(get_features(state), _NUM_NEIGHBORS, state.search)
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
-        # Later rounds make more clusters and skip the clusters with an earlier question.
+        # Later rounds make more clusters and skip the clusters with an earlier query.
         num_clusters = len(state.query_Q) + count
         place_PW = compute_spectral_embedding(graph, min(num_clusters, _MAX_EIGENVECTORS), stream)
         cluster_P, distance_P = fit_kmeans(place_PW, num_clusters, stream, restarts=4)
@@ -112,7 +112,7 @@ class Prototypes(QueryStrategy):
             is_member_P = cluster_P == cluster
             is_dense_P = is_member_P & (spacing_P <= spacing_P[is_member_P].median())
             prototypes.append(int(distance_P.masked_fill(~is_dense_P, torch.inf).argmin()))
-        # Duplicate points can leave fewer clusters than questions. Then the open points with the densest neighborhoods
+        # Duplicate points can leave fewer clusters than queries. Then the open points with the densest neighborhoods
         # follow.
         prototype_Q = torch.tensor(prototypes, dtype=torch.int64)
         other_points = points[~torch.isin(points, prototype_Q)]

@@ -37,13 +37,13 @@ class Disagreement(QueryStrategy):
 
     The version space is fitted again when j is a power of two, and each round asks about one such stretch of the
     stream. All points are asked about until two classes occur among the answers. With more than two classes, each class
-    is compared with the rest. If fewer questions are asked than allowed, less is spent. Questions depend on earlier
-    released answers, so data-dependent prices do not add up over rounds.
+    is compared with the rest. If fewer queries are asked than allowed, less is spent. Queries depend on earlier
+    released answers, so data-dependent costs do not add up over rounds.
 
     Attributes:
         rounds: Number of rounds, at least log2 of the pool's size (20 for a million points), to use the whole stream.
         criterion: Criterion of a fit: "error" for training errors, as in Algorithm 4, or "loss" for the penalized
-            logistic loss in nats. With fewer answers than features, "error" leads to questions about all points.
+            logistic loss in nats. With fewer answers than features, "error" leads to queries about all points.
         slack: Factor of U(j). Slack and ridge were chosen on public problems (docs/experiments/questions.md).
         confidence: Failure probability in L.
         ridge: Weight of half the squared norm, which is added to the summed logistic loss.
@@ -67,7 +67,7 @@ class Disagreement(QueryStrategy):
     def select(self, state: QueryState) -> Tensor:
         count = len(state.pool_x)
         stream_P = torch.randperm(count, generator=rng.make_torch_generator(state.seed, "query", self.name))
-        # The next stretch begins at the first power of two above the stream index of the last question.
+        # The next stretch begins at the first power of two above the stream index of the last query.
         start = 0
         if len(state.query_Q):
             start = 1 << int(torch.isin(stream_P, state.query_Q.cpu()).nonzero().max()).bit_length()

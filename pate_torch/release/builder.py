@@ -1,7 +1,7 @@
 """Builds the public report of a finished run from the release, the ledger and the evaluation labels.
 
 The epsilon of the guarantee is composed from the events that were *reserved* for all files of the release folder
-(labels, the choice of a student, a published price). Reserved events do not depend on any vote. The account's total is
+(labels, the choice of a student, a published cost). Reserved events do not depend on any vote. The account's total is
 composed from all events that were ever reserved. The epsilon that was actually spent is reported as ex post.
 """
 
@@ -97,7 +97,7 @@ def build_report(
 def _describe_release(
     record: Mapping[str, Any], data: Dataset, release: Release | None, method: MethodDescription | None
 ) -> dict[str, Any]:
-    """Collect the fields of a ReleaseRecord on the data, the mechanism, the questions and their answers."""
+    """Collect the fields of a ReleaseRecord on the data, the mechanism, the queries and their answers."""
     spec = data.spec
     declared_size = record.get("declared_size", spec.nominal_size if method is not None and method.uses_size else None)
     scalar = bool | int | float | str | None
@@ -237,7 +237,7 @@ def _compute_label_metrics(data: Dataset, release: Release | None) -> dict[str, 
 
 
 def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
-    """Compute the price of the first q questions, q = 1..Q; empty if the questions have different prices."""
+    """Compute the cost of the first q queries, q = 1..Q; empty if the queries have different costs."""
     num_queries = len(release.query_Q)
     if not num_queries or len(release.events) != 1 or release.events[0].count % num_queries:
         return ()

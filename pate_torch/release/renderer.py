@@ -260,7 +260,7 @@ def thin_points(values: Sequence[float], max_points: int) -> list[tuple[int, flo
 
 
 def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
-    """Make the curve of this release's price, and the levels of guarantee and cap: name, style, points."""
+    """Make the curve of this release's cost, and the levels of guarantee and cap: name, style, points."""
     curve = claim.epsilon_curve
     curves = [{"name": "this release", "style": "a", "points": thin_points(curve, MAX_POINTS)}]
     if claim.epsilon is not None and claim.epsilon > 1.001 * curve[-1]:

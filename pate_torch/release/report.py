@@ -38,14 +38,14 @@ FILES = {
     "report.html": "This report as one page, to be opened in any browser.",
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
-    "sanitised.json": "The data-dependent price with added noise, whose cost was charged to the account.",
+    "sanitised.json": "The data-dependent cost with added noise, whose cost was charged to the account.",
     "private_test.json": "Noisy numbers of held-out units on which the student is right and wrong, by class; charged.",
-    "release.json": "The questions, the method that answered them, and the price.",
-    "labels.csv": "The questions and the released labels; -1 means no answer. Another student can be trained on these "
+    "release.json": "The queries, the method that answered them, and the cost.",
+    "labels.csv": "The queries and the released labels; -1 means no answer. Another student can be trained on these "
     "labels and the public points. If release.json has the key points, it says how to find the points by name.",
     "first_answers.json": "Noisy class counts of the method's first stage and a noisy share of values outside the "
     "public range, which the same reservation paid for.",
-    "cells.csv": "The question to whose cell each public point belongs, in each round.",
+    "cells.csv": "The query to whose cell each public point belongs, in each round.",
     "scores.safetensors": "The logits of every public point in each round, and the linear model of the last round.",
     "guide.safetensors": "The student of all rounds but the last; the training of the final student starts from it.",
     "student.safetensors": "The student's weights.",
@@ -166,11 +166,11 @@ class PublicFacts(PicklableFacts):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleaseRecord(PublicFacts):
-    """The facts on the data, the mechanism, the questions and the released files.
+    """The facts on the data, the mechanism, the queries and the released files.
 
     Attributes:
         sensitivity: Largest change of the value that noise is added to, by one unit: the norms l1, l2 and linf (None
-            if a norm is unbounded or does not enter the price), ``per`` query, round or step; empty if not known.
+            if a norm is unbounded or does not enter the cost), ``per`` query, round or step; empty if not known.
         noise: "torch" (floating point) or "discrete".
         declared_size: Publicly declared number of records; None if the plan used no declared number.
         public_share: Share of the owner's file that became public points.
@@ -254,7 +254,7 @@ class AccountClaim(PublicFacts):
         epsilon_charged_ex_post: Part of the total that all releases spent.
         budget_epsilon: Cap of the account; None if the account has no cap.
         other_releases: Reservations of the account that paid for releases outside the folder.
-        epsilon_curve: Price of the first q questions, q = 1..Q; empty if the questions have different prices.
+        epsilon_curve: Cost of the first q queries, q = 1..Q; empty if the queries have different costs.
     """
 
     delta: float
@@ -285,9 +285,9 @@ class AccountClaim(PublicFacts):
             checks.optional(checks.non_negative, name, getattr(self, name))
         if self.private and self.epsilon is None:
             raise checks.error("epsilon", None, "must be a number in a private run")
-        # Prices are accurate to nine digits, so a decrease below the tolerance is a rounding error.
+        # Costs are accurate to nine digits, so a decrease below the tolerance is a rounding error.
         if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(self.epsilon_curve)):
-            raise checks.error("epsilon_curve", "decreasing", "must not decrease: more questions never cost less")
+            raise checks.error("epsilon_curve", "decreasing", "must not decrease: more queries never cost less")
         if not self.private:
             for name in epsilon_names:
                 object.__setattr__(self, name, None)
@@ -364,7 +364,7 @@ class ReleaseReport:
     """Everything about a run that may be published.
 
     Attributes:
-        record: Questions, mechanism and released files.
+        record: Queries, mechanism and released files.
         claim: Guarantee, and the state of the account.
         evaluation: Measured accuracies.
     """
@@ -384,7 +384,7 @@ class ReleaseReport:
         checks.optional(checks.between, "student_accuracy", evaluation.student_accuracy, 0, 1)
         checks.optional(checks.between, "label_accuracy", evaluation.label_accuracy, 0, 1)
         if len(claim.epsilon_curve) not in (0, record.queries_asked):
-            problem = f"must have one value per question asked ({record.queries_asked})"
+            problem = f"must have one value per query asked ({record.queries_asked})"
             raise checks.error("epsilon_curve", len(claim.epsilon_curve), problem)
 
     @property
@@ -402,7 +402,7 @@ class ReleaseReport:
         names |= {"student.safetensors"} if record.student is not None else set()
         names |= {"encoder/"} if record.includes_encoder else set()
         names |= {"private_test.json"} if self.claim.has_part(PURPOSE_TEST) else set()
-        names |= {"sanitised.json"} if self.claim.has_part("sanitised price") else set()
+        names |= {"sanitised.json"} if self.claim.has_part("sanitised cost") else set()
         return {name: description for name, description in FILES.items() if name in names}
 
     @property
@@ -413,7 +413,7 @@ class ReleaseReport:
             description = f"{record.student}, on {share.size} test points" if share.size else f"{record.student}"
             rows.append(Accuracy(name="Student", share=share, description=description, is_primary=True))
         if (share := evaluation.label_share) is not None:
-            description = f"{record.queries_answered} of {record.queries_asked} questions answered"
+            description = f"{record.queries_answered} of {record.queries_asked} queries answered"
             rows.append(Accuracy(name="Released labels", share=share, description=description))
         return (*rows, *evaluation.baselines)
 

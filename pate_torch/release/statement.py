@@ -118,10 +118,10 @@ def list_verdict(report: ReleaseReport) -> dict[str, str]:
 
 
 class EpsilonLine(NamedTuple):
-    """One line of the table of prices.
+    """One line of the table of costs.
 
     Attributes:
-        epsilon: Price of the releases in ``scope``; None if the price is not known or the account has no cap.
+        epsilon: Cost of the releases in ``scope``; None if the cost is not known or the account has no cap.
         route: Accountant that computed epsilon.
         scope: Sentence on the releases that epsilon covers.
         note: Remark, which is also shown if there is no room for ``scope``.
@@ -141,7 +141,7 @@ class EpsilonLine(NamedTuple):
 
 
 def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
-    """List the prices of this release and its parts, of all releases together, and the cap; empty if not private."""
+    """List the costs of this release and its parts, of all releases together, and the cap; empty if not private."""
     claim = report.claim
     if claim.epsilon is None:
         return ()
@@ -169,7 +169,7 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
 
 
 def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[str, str]:
-    """List the mechanism, the questions, and the ids of labels and teachers for reuse: name -> value, never empty.
+    """List the mechanism, the queries, and the ids of labels and teachers for reuse: name -> value, never empty.
 
     If ``has_history``, the newest ledger entry and the time of each stage are listed, too.
     """
@@ -178,7 +178,7 @@ def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[
     facts = {
         "Mechanism": record.mechanism_words,
         "Noise": {"torch": "continuous, in floating point", "discrete": "exact and discrete"}[record.noise],
-        "Questions": format_sentence("questions", report),
+        "Queries": format_sentence("queries", report),
         "Kind of student": record.student,
         **{name: str(record.model.get(name.lower(), "")) for name in ("Hypothesis", "Certificate")},
         "Release": record.release_id and f"labels={record.release_id} ({reuse_note})",

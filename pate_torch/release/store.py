@@ -1,4 +1,4 @@
-"""Writes and reads a release: ``labels.csv`` (the answers) and ``release.json`` (the questions, the method, the price).
+"""Writes and reads a release: ``labels.csv`` (the answers) and ``release.json`` (the queries, the method, the cost).
 
 All files may be published, and another student can be trained on the labels later at no cost. Each file is written by
 an atomic rename before the ledger commits. The ledger has the events and the hashes of the files. ``read`` compares a
@@ -49,7 +49,7 @@ class WrittenRelease:
     """Releasable. A release in its folder, made by this session or by an earlier one.
 
     Attributes:
-        release: Questions and their answers, or a model.
+        release: Queries and their answers, or a model.
         record: Content of ``release.json``.
         guide: Student of all rounds but the last; None if the published student does not start from it.
     """
@@ -60,7 +60,7 @@ class WrittenRelease:
 
     @property
     def labels(self) -> Release:
-        """The questions and their answers. The release must not be a model."""
+        """The queries and their answers. The release must not be a model."""
         assert isinstance(self.release, Release)
         return self.release
 
@@ -115,7 +115,7 @@ def write(
 ) -> dict[str, Any]:
     """Write a release into its folder, and return the record that ``read`` will return.
 
-    ``facts`` is further content of the record, ``guide`` the student that guided the choice of questions, and ``names``
+    ``facts`` is further content of the record, ``guide`` the student that guided the choice of queries, and ``names``
     the names of the public points for the last column of labels.csv.
     """
     run_folders.create_protected_folder(folder)
@@ -131,7 +131,7 @@ def write(
         "queries_by_round": list(release.queries_per_round or (len(release.query_Q),)),
     }
     answers = {"labels_sha256": _format_labels(release, spec, names).encode()}
-    if release.cell_RP is not None:  # one row for each public point, with its question in each round
+    if release.cell_RP is not None:  # one row for each public point, with its query in each round
         header = ["point", *(f"round_{round_index}" for round_index in range(len(release.cell_RP)))]
         rows = enumerate(release.query_Q[release.cell_RP].T.tolist())
         answers["cells_sha256"] = _format_csv([header, *([point, *queries] for point, queries in rows)]).encode()
@@ -212,7 +212,7 @@ def find_release(root: Path, release_id: object) -> Path:
 
 
 def read(folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger) -> WrittenRelease:
-    """Read the release in this folder, whose questions are points of this pool.
+    """Read the release in this folder, whose queries are points of this pool.
 
     Raises:
         ValueError: The release is missing or damaged, was made from other points, or disagrees with the ledger.
@@ -292,7 +292,7 @@ def _is_consistent(release: Release, pool_size: int, num_classes: int, record: d
 
 
 def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledger, fix: str) -> None:
-    """Compare a record with the ledger: price, terms, hashes, and whether the noise was secret."""
+    """Compare a record with the ledger: cost, terms, hashes, and whether the noise was secret."""
     account = next((candidate for candidate in ledger.list_accounts() if candidate.name == record["dataset"]), None)
     entries = () if account is None else ledger.read_entries(account.name)
     facts_by_kind = {entry.kind: entry.facts for entry in entries if entry.facts.get("reservation") == release.id}

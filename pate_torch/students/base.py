@@ -35,7 +35,7 @@ class StudentTask:
             the released scores. None if only labels were released.
         soft: Whether the student fits ``posterior_QC`` by cross-entropy. If False, ``posterior_QC`` is the likelihood
             of each class (see ``training.compute_released_loss``).
-        round_Q: Round, from 0, in which each question was asked. None if there was only one round.
+        round_Q: Round, from 0, in which each query was asked. None if there was only one round.
         guide: Student of the same algorithm, trained on all rounds but the last. None if there is no such student.
         model: Released linear model that gave the answers of the last round. None if no model was released.
         noisy_counts: Noisy counts of the answered points. None if they were not released.
@@ -229,7 +229,7 @@ class StudentAlgorithm(ABC):
 
     @property
     def guide(self) -> StudentAlgorithm | None:
-        """Algorithm of the students between rounds of questions. None if there can be no such students."""
+        """Algorithm of the students between rounds of queries. None if there can be no such students."""
         return self
 
     def check(self, spec: DataSpec) -> None:

@@ -1,6 +1,6 @@
 """Label posteriors from noisy counts, and estimates of the label noise. Both are computed from released values only.
 
-The price of the Gaussian mechanism covers the whole noisy count vector, which holds more information than its argmax.
+The cost of the Gaussian mechanism covers the whole noisy count vector, which holds more information than its argmax.
 The counts are modeled as a lead of g votes for the true class, plus noise. The likelihood of class c is therefore
 proportional to exp(g z_c / sigma^2) for noisy counts z.
 
@@ -69,7 +69,7 @@ def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:
 
 
 def estimate_lead(noisy: NoisyCounts) -> float:
-    """Estimate the lead g > 0, in votes, by maximum likelihood over the unknown class of each question.
+    """Estimate the lead g > 0, in votes, by maximum likelihood over the unknown class of each query.
 
     The log-likelihood is sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), with z centered in each row.
     """
@@ -82,7 +82,7 @@ def estimate_lead(noisy: NoisyCounts) -> float:
 
 
 def compute_label_posterior(noisy: NoisyCounts) -> Tensor:
-    """Compute class probabilities, float32 [Q, C], from a uniform prior and a lead estimated from all questions."""
+    """Compute class probabilities, float32 [Q, C], from a uniform prior and a lead estimated from all queries."""
     if len(noisy.counts_QC) == 0:
         return torch.zeros(noisy.counts_QC.shape)
     return (estimate_lead(noisy) * _center_rows(noisy) / noisy.sigma**2).softmax(1).float()

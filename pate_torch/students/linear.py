@@ -168,7 +168,7 @@ class CountRegression(StudentAlgorithm):
         if task.frequency_C is not None:
             logit_PC = sharpness * (feature_PD - mean_D) @ weight_DC
             offset_C = match_frequencies(logit_PC, task.frequency_C, _NUM_MATCHINGS)
-        # A teacher has one vote on each question, so the mean of the sums of counts is about the number of teachers.
+        # A teacher has one vote on each query, so the mean of the sums of counts is about the number of teachers.
         scale = _LOGITS_PER_SHARE * spec.num_classes / max(1.0, float(count_QC.sum(1).mean()))
         weight_DC, bias_C = scale * weight_DC, scale / sharpness * offset_C
         posterior_QC = ((feature_PD[problem.query_Q] - mean_D) @ weight_DC + bias_C).softmax(1)

@@ -33,7 +33,7 @@ class Selection:
             position) selects the units, so that no record influences the role of another record.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record. Units with several records are refused,
-    because one unit could change several errors. The ledger adds the price of the choice to the price of the labels.
+    because one unit could change several errors. The ledger adds the cost of the choice to the cost of the labels.
     Source: McSherry and Talwar 2007; see ``mechanisms.exponential.draw_model_index``.
     """
 
@@ -50,7 +50,7 @@ class Selection:
             raise checks.error("selection.candidates", list(self.candidates), "must name at least two students")
 
     def privacy_events(self) -> tuple[PrivacyEvent, ...]:
-        """Return the price of one choice."""
+        """Return the cost of one choice."""
         return (BoundedRangeEvent(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:

@@ -25,7 +25,7 @@ from pate_torch.students.semi_supervised import ALPHA, propagate, select_most_co
 from pate_torch.students.training import build_problem
 
 _ALPHA_LATER = 0.9
-"""``alpha`` of later rounds. Their questions are formed in the features of a student, so labels have more weight."""
+"""``alpha`` of later rounds. Their queries are formed in the features of a student, so labels have more weight."""
 
 
 @dataclass(frozen=True, kw_only=True)

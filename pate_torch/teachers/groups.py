@@ -63,7 +63,7 @@ class Manifest:
     Attributes:
         folder: PRIVATE. Folder of the files of the groups.
         task: Settings of the training.
-        question: Question without its points.
+        question: Query without its points.
         teachers_key, votes_key: Hashes of all that decides the parameters, and the counts, besides the records.
         progress_file: File with the finished share of each teacher's training, float32 [K].
     """

@@ -143,7 +143,7 @@ def test_delta_events_are_paid_from_delta():
     for events in ([DeltaEvent(delta=2e-5)], [PureDPEvent(epsilon=1.0), DeltaEvent(delta=6e-6, count=2)]):
         with pytest.raises(ValueError, match="failure probability"):
             compute_guarantee(events, 1e-5)
-    # Nothing is left of delta: only pure prices hold.
+    # Nothing is left of delta: only pure costs hold.
     assert compute_route_epsilons([PureDPEvent(epsilon=1.0), DeltaEvent(delta=1e-5)], 1e-5) == {"pure": 1.0}
     with pytest.raises(ValueError, match="failure probability"):
         compute_route_epsilons([GaussianEvent(mu=1.0), DeltaEvent(delta=1e-5)], 1e-5)

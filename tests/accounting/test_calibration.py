@@ -61,13 +61,13 @@ def test_out_of_reach_is_said():
         calibrate_sigma(lambda s: [ZCDPEvent(rho=1 / s)], epsilon=0.5, delta=1e-5, accountant="gdp")
 
 
-# ---- prices of mechanisms --------------------------------------------------------------------------------------------
+# ---- costs of mechanisms --------------------------------------------------------------------------------------------
 
 GNMAX, LNMAX = GaussianNoisyMaxPrice(40), LaplaceNoisyMaxPrice(40)
 
 
 def test_accountants_of_one_price():
-    """Values of the literature and of dense grids of orders; 286 questions at delta 1e-5."""
+    """Values of the literature and of dense grids of orders; 286 queries at delta 1e-5."""
     known = {"best": 2.43535974942, "gdp": 2.43535974942, "rdp": 2.64240142, "zcdp": 3.0478512020}
     for accountant, epsilon in known.items():
         assert compute_epsilon(GNMAX, 286, delta=1e-5, accountant=accountant) == pytest.approx(epsilon, rel=1e-8)
@@ -78,7 +78,7 @@ def test_accountants_of_one_price():
 
 
 def test_several_prices_compose():
-    """mu^2 adds up: 100 questions at sigma 40 and 400 at sigma 80 cost what 200 at sigma 40 cost."""
+    """mu^2 adds up: 100 queries at sigma 40 and 400 at sigma 80 cost what 200 at sigma 40 cost."""
     together = compute_epsilon([GNMAX, GaussianNoisyMaxPrice(80)], [100, 400], delta=1e-5)
     assert together == pytest.approx(compute_epsilon(GNMAX, 200, delta=1e-5), rel=1e-12)
     assert compute_epsilon([GNMAX, LNMAX], (0, 0), delta=1e-5) == 0
@@ -117,7 +117,7 @@ def test_published_noise():
         (lambda: compute_epsilon([GNMAX, GNMAX], 100, delta=1e-5), "num_queries=100: must be one number for each"),
         (lambda: compute_epsilon(GNMAX, 1, delta=0), "delta=0"),
         (lambda: compute_epsilon(GNMAX, 1, delta=1e-5, accountant="rpd"), "accountant='rpd': must be one of best, gdp"),
-        (lambda: compute_epsilon(LNMAX, 1, delta=1e-5, accountant="gdp"), "do not price these mechanisms"),
+        (lambda: compute_epsilon(LNMAX, 1, delta=1e-5, accountant="gdp"), "do not cover these mechanisms"),
         (lambda: compute_epsilon(40.0, 1, delta=1e-5), "price=40.0"),
         (lambda: calibrate_noise(GaussianNoisyMaxPrice, 1, epsilon=0, delta=1e-5), "epsilon=0"),
     ],

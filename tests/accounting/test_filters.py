@@ -128,7 +128,7 @@ def test_failures_draw_on_their_own_reserve():
 
 
 def test_the_default_reserve_costs_few_gaussian_questions():
-    """The share of questions is that of mu^2, whose capacity the reserve lowers."""
+    """The share of queries is that of mu^2, whose capacity the reserve lowers."""
     for epsilon in (1, 3, 10):
         full = gdp.compute_mu(epsilon, 1e-5) ** 2
         assert 0.985 < filter_of(GaussianEvent(mu=1e-3), epsilon=epsilon).capacity / full < 0.995
@@ -148,7 +148,7 @@ def test_the_order_after_a_sparse_vector_suits_gaussian_answers():
     best_order = max(rdp.ORDERS.tolist(), key=count_copies)
     best = PrivacyFilter(kind="rdp", epsilon=10, delta=1e-5, delta_reserve=1e-6, order=best_order)
     assert best.to_epsilon(best.compute_cost(answers)) > 9
-    assert account.to_epsilon(account.compute_cost(answers)) < 0.7  # 0.561 by the exact Gaussian price
+    assert account.to_epsilon(account.compute_cost(answers)) < 0.7  # 0.561 by the exact Gaussian cost
     assert count_copies(account.order) >= 0.98 * count_copies(best_order)
     assert account.admits(account.compute_cost(sparse_vector), account.compute_cost(answers))
     filled = filter_of(PureDPEvent(epsilon=4.0), epsilon=4.1)  # the plan still fits at the chosen order

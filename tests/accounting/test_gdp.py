@@ -1,4 +1,4 @@
-"""The exact Gaussian price against mpmath and published values."""
+"""The exact Gaussian cost against mpmath and published values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Privacy loss distributions against the exact prices of composed mechanisms."""
+"""Privacy loss distributions against the exact costs of composed mechanisms."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Prices against dp-accounting, against sums over all outcomes, and against what a moved vote does to counts."""
+"""Costs against dp-accounting, against sums over all outcomes, and against what a moved vote does to counts."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ def test_a_thousand_questions_of_gnmax_cost_what_the_library_says():
 
 def test_laplace_and_confident_and_mixed_prices_are_those_of_the_library():
     laplace, gaussian = dp_accounting.LaplaceDpEvent, dp_accounting.GaussianDpEvent
-    # A vote moves between two counts, so each question has two numbers of sensitivity 1.
+    # A vote moves between two counts, so each query has two numbers of sensitivity 1.
     assert compute_epsilon(LaplaceNoisyMaxPrice(20), 100, delta=1e-5) == pytest.approx(
         ask_library((laplace(20), 200)), rel=1e-3
     )

@@ -343,7 +343,7 @@ def test_a_threshold_that_the_ledger_does_not_know_is_refused_and_its_block_spen
 
 
 def test_a_mechanism_that_stops_ends_its_block(make, ledger):
-    """Confident stops after two answers: the third question of the batch was not asked, and may be asked again."""
+    """Confident stops after two answers: the third query of the batch was not asked, and may be asked again."""
     labeler = make(mechanism=ConfidentGNMax(screen_sigma=5.0, threshold=60.0, sigma=10.0, max_answers=2))
     assert labeler.answer(points(1, 2, 3)).tolist() == [1, 1, -1]
     assert ledger.get_account("line").num_releases == 1 and len(labeler.history) == 2

@@ -248,7 +248,7 @@ def test_a_network_learns_the_labels_and_stays_out_of_the_release(finished):
 
 
 def test_a_network_without_labels_is_refused(make):
-    mechanism = ConfidentGNMax(sigma=2.5, screen_sigma=2.5, threshold=23.0)  # no question passes with this noise
+    mechanism = ConfidentGNMax(sigma=2.5, screen_sigma=2.5, threshold=23.0)  # no query passes with this noise
     pate = make(teacher=LogisticRegression(), mechanism=mechanism, insecure_noise_seed=0)
     assert not pate.fit_teachers(X, Y).label(POOL, num_queries=3).answered_Q.any()
     with pytest.raises(ValueError, match="no public point has a released label"):
@@ -281,7 +281,7 @@ def test_the_student_that_guides_rounds_is_small_and_can_be_chosen(make, monkeyp
     assert [(guide.network, guide.steps) for guide in guides] == [("mlp", 200)]
     pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student=Supervised(network="logistic", steps=4))
     assert [(guide.network, guide.steps) for guide in guides[1:]] == [("logistic", 4)] * 2
-    assert pate.epsilon == price(15)  # another guide asks other questions
+    assert pate.epsilon == price(15)  # another guide asks other queries
 
 
 def test_the_owner_may_attack_the_student(finished):

@@ -464,7 +464,7 @@ def options_of(epsilon, delta, inner_epsilon, resample, queries, above, **even):
     ids=["delta=0.01", "delta=0.1, resampled"],
 )
 def test_a_sub_sample_that_is_not_random_is_found(epsilon, delta, inner_epsilon, resample, above, runs, monkeypatch):
-    """The first n' records, always, at the price of a random n' of n."""
+    """The first n' records, always, at the cost of a random n' of n."""
     options = options_of(epsilon, delta, inner_epsilon, resample, 1, above)
     K = options["asked_teachers"]
     n = math.ceil((K + 0.5) * 10**8 / plan_of(10**8, 1, 2, **options).subset_size)

@@ -1,4 +1,4 @@
-"""Figures, the baseline's noise and the tables of the comparison, against scikit-learn and exact prices."""
+"""Figures, the baseline's noise and the tables of the comparison, against scikit-learn and exact costs."""
 
 import math
 import types

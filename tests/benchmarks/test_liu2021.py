@@ -99,7 +99,7 @@ def test_balanced_accuracy_is_blind_to_the_majority():
 
 
 def test_the_noise_is_the_exact_one():
-    """a9a, epsilon 1, 293 questions: 60.169 on the count of ones, which moves by 1 where GNMax's counts move sqrt 2."""
+    """a9a, epsilon 1, 293 queries: 60.169 on the count of ones, which moves by 1 where GNMax's counts move sqrt 2."""
     sigma = compute_sigma(num_queries=293, epsilon=1.0, delta=1 / 39073)
     assert sigma / math.sqrt(2) == pytest.approx(60.169, abs=1e-3)
 

@@ -1,4 +1,4 @@
-"""DF20 Theorem 2, exactly: every lemma on a small world, and the explicit price and size."""
+"""DF20 Theorem 2, exactly: every lemma on a small world, and the explicit cost and size."""
 
 import itertools
 import math

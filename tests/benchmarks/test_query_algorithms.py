@@ -1,4 +1,4 @@
-"""Algorithms beside those of ``pate learn``: their laws and prices, exactly on small worlds."""
+"""Algorithms beside those of ``pate learn``: their laws and costs, exactly on small worlds."""
 
 import functools
 import itertools

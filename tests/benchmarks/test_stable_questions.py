@@ -1,4 +1,4 @@
-"""The study of active questions to the sparse vector: its teachers, its failures, and the strategy that was tried."""
+"""The study of active queries to the sparse vector: its teachers, its failures, and the strategy that was tried."""
 
 import numpy as np
 import pytest

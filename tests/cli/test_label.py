@@ -1,4 +1,4 @@
-"""A file of votes answered: the files, the price, and every refusal with exit code 2 and nothing charged."""
+"""A file of votes answered: the files, the cost, and every refusal with exit code 2 and nothing charged."""
 
 import csv
 import json
@@ -73,7 +73,7 @@ def test_only_the_first_questions(home):
 
 
 def test_the_same_votes_are_charged_again_and_no_id_repeats(home):
-    """Whether a repeated question is free must not depend on whether the votes, which are private, are the same."""
+    """Whether a repeated query is free must not depend on whether the votes, which are private, are the same."""
     assert run(home) == run(home) == 0
     one, two = map(summary, folders(home))
     assert one["release_id"] != two["release_id"] and one["teachers_id"] != two["teachers_id"]

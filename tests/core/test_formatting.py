@@ -1,4 +1,4 @@
-"""Numbers as people read them: prices and noise are rounded up, and delta keeps its digits."""
+"""Numbers as people read them: costs and noise are rounded up, and delta keeps its digits."""
 
 import math
 

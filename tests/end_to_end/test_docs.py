@@ -1,7 +1,7 @@
 """The documents keep their word: every command is run by ``make test-all``; tables, links, the recipe.
 
 Commands are run in an empty folder with a ledger of its own, one page after the other's fashion: in order, as a reader
-would. What takes long is shortened by ``SMALL``: fewer steps and questions, fewer runs of an audit, nothing else.
+would. What takes long is shortened by ``SMALL``: fewer steps and queries, fewer runs of an audit, nothing else.
 """
 
 import dataclasses
@@ -136,7 +136,7 @@ def demo_votes(file: Path) -> None:
 
 
 WORDS = {
-    "bill": ["invoice", "refund", "paid", "price", "charge"],
+    "bill": ["invoice", "refund", "paid", "cost", "charge"],
     "help": ["broken", "login", "error", "crash", "slow"],
 }
 COMMON = ["my", "the", "is", "it", "please", "wrong", "today", "again"]

@@ -37,7 +37,7 @@ PINS = Path(__file__).parent / "pins"
 
 SPELLED = {
     "digits": "dataset=digits dataset.private=240 dataset.public=60 dataset.test=200",
-    "six questions to eight teachers": "num_teachers=8 num_queries=6 mechanism.sigma=2",
+    "six queries to eight teachers": "num_teachers=8 num_queries=6 mechanism.sigma=2",
     "short": "recommended.features_steps=2 recommended.student_steps=2 teacher.steps=3",
     "linear teachers": "teacher=logistic",
     "small batches": "recommended.student_batch=8 recommended.unlabeled_batch=16",
@@ -50,7 +50,7 @@ SPELLED = {
     "two rounds": "query=margin query.rounds=2",
     "choice of a student": "mechanism.sigma=8 selection=exponential selection.epsilon=0.5"
     " selection.candidates.supervised.steps=3",
-    "published price": "private_epsilon=smooth private_epsilon.allow_net_loss=true",
+    "published cost": "private_epsilon=smooth private_epsilon.allow_net_loss=true",
     "supervised": "student=supervised student.steps=3",
     "screened": "mechanism=confident mechanism.screen_sigma=2 mechanism.threshold=3",
     "rate": "teacher.steps=20 teacher.learning_rate={rate}",
@@ -74,7 +74,7 @@ SPELLED = {
 """What a case asks for, and how that is spelled today."""
 
 SMALL = ("digits", "short", "small batches", "room")
-TEACHERS = (*SMALL, "six questions to eight teachers", "quick guide")
+TEACHERS = (*SMALL, "six queries to eight teachers", "quick guide")
 CASES = {
     "default": TEACHERS,
     "default_seeded": (*TEACHERS, "seeded noise"),
@@ -84,7 +84,7 @@ CASES = {
     "screened": (*TEACHERS, "linear teachers", "supervised", "screened"),
     "two_rounds": (*TEACHERS, "linear teachers", "supervised", "two rounds"),
     "selection": (*TEACHERS, "linear teachers", "choice of a student"),
-    "sanitised": (*TEACHERS, "linear teachers", "supervised", "published price"),
+    "sanitised": (*TEACHERS, "linear teachers", "supervised", "published cost"),
     "mnist_pate": ("mnist_pate", *TEACHERS),
     "mnist_prototypes": ("prototypes", *TEACHERS),
     "labels_only": ("labels only", *TEACHERS),
@@ -261,7 +261,7 @@ def test_a_change_would_be_noticed():
 
 @pytest.mark.slow(reason="three runs; using labels and teachers again is tested in test_fixed_names")
 def test_labels_and_teachers_used_again_leave_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):
-    """Labels cost nothing a second time; other questions to the same teachers are charged to the same account."""
+    """Labels cost nothing a second time; other queries to the same teachers are charged to the same account."""
     said = (*TEACHERS, "linear teachers", "supervised")
     first = run(tmp_path, said, monkeypatch)
     ids = json.loads((first / "release" / "summary.json").read_text())

@@ -34,7 +34,7 @@ from tests.tiny_runs import RECIPE
 from tests.worlds import IMAGES, images
 
 PRICED_BY = {"reverse_knn": "histogram", "gradients": "gradient_descent"}
-"""Methods that no mechanism of votes prices."""
+"""Methods that no mechanism of votes costs."""
 FIELDS = ("method", "teacher", "features", "query", "student", "selection", "membership")
 """What decides what a run computes where."""
 
@@ -57,7 +57,7 @@ def config(home, **chosen: str):
     components = {field: choices.values()[field][name](True, "torch", "add_remove") for field, name in named.items()}
     if components.get("selection") is not None:
         components["student"] = None
-    terms = {"delta": 1e-4, "opening_budget": 1e4, "insecure_noise_seed": 0}  # prices take longer than all else
+    terms = {"delta": 1e-4, "opening_budget": 1e4, "insecure_noise_seed": 0}  # costs take longer than all else
     if named.get("method") == "dpsgd":
         components, terms = components | {"student": None, "selection": None}, terms | {"target_epsilon": 50.0}
     base = {"teacher": RECIPE, "mechanism": GNMax(sigma=2.0), "query": Random(), "num_teachers": 12, "num_queries": 20}

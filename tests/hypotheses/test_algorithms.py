@@ -1,4 +1,4 @@
-"""The algorithms of ``pate learn``: their problems, prices and sizes, and audits on two tiny neighbors."""
+"""The algorithms of ``pate learn``: their problems, costs and sizes, and audits on two tiny neighbors."""
 
 import itertools
 import math

@@ -29,7 +29,7 @@ def method_of(**options):
 
 
 def test_the_price_follows_from_the_number_of_records_alone():
-    """Other records, as many: the same price; a class fewer: other shares."""
+    """Other records, as many: the same cost; a class fewer: other shares."""
     generator, quoted = np.random.default_rng(0), []
     for classes in (3, 3, 2):
         data = data_of(generator.random((30, 2)), generator.integers(0, classes, 30), classes)

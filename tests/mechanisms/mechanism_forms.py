@@ -44,7 +44,7 @@ def num_classes(name: str) -> int:
 
 
 def num_teachers(mechanism, queries: int, rounds: int) -> int:
-    """Enough for the mechanism to answer some questions and refuse others."""
+    """Enough for the mechanism to answer some queries and refuse others."""
     if hasattr(mechanism, "compute_scales"):
         return 2 * mechanism.compute_scales(queries).min_teachers
     if mechanism.name == "single_stable":

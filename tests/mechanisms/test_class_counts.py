@@ -1,4 +1,4 @@
-"""Noisy class counts: their sensitivity by brute force, their noise, their price, and what is estimated from them."""
+"""Noisy class counts: their sensitivity by brute force, their noise, their cost, and what is estimated from them."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Confident and Interactive GNMax: which questions are asked, answered and paid for."""
+"""Confident and Interactive GNMax: which queries are asked, answered and paid for."""
 
 import dataclasses
 import math

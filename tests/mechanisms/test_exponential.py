@@ -1,4 +1,4 @@
-"""The draw of the exponential mechanism, and the choice of a model by it: exact laws and prices."""
+"""The draw of the exponential mechanism, and the choice of a model by it: exact laws and costs."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""GNMax: ties, and noisy counts with their noise, their price, and an audit that sees them."""
+"""GNMax: ties, and noisy counts with their noise, their cost, and an audit that sees them."""
 
 import dataclasses
 import math
@@ -48,7 +48,7 @@ def test_counts_are_whole_votes_with_the_noise_that_is_priced(noise):
     assert abs(correlation).max() < 7 / math.sqrt(len(drawn))  # every class has noise of its own
     label_alone = dataclasses.replace(mechanism, counts=False)
     assert answers.events == mechanism.privacy_events(len(counts_QC)) == label_alone.privacy_events(len(counts_QC))
-    assert mechanism.make_outcome_model() is None  # no data-dependent price is claimed for counts
+    assert mechanism.make_outcome_model() is None  # no data-dependent cost is claimed for counts
 
 
 @pytest.mark.slow(reason="statistical audit: 100,000 draws")

@@ -1,4 +1,4 @@
-"""The published price as it is written: its noise, and the refusal of a publication that costs more than it saves."""
+"""The published cost as it is written: its noise, and the refusal of a publication that costs more than it saves."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ class Door:
 
 
 def once_each(monkeypatch) -> None:
-    """The price and the sensitivity of votes are worked out once, however often they are published."""
+    """The cost and the sensitivity of votes are worked out once, however often they are published."""
     for name in ("compute_total_price", "compute_local_sensitivity"):
         known, inner = {}, getattr(smooth_sensitivity, name)
 
@@ -57,7 +57,7 @@ def test_the_noise_in_the_file_is_of_the_accounted_scale_and_of_no_other(tmp_pat
         written = json.loads((tmp_path / "sanitised.json").read_text())
         assert all(round(written[key], 3) == written[key] for key in ("rdp", "epsilon"))  # no last bits
         noise.append((written["rdp"] - price) / smooth - plan.shift)
-    # Cut off below at a price of 0: compared where nothing is cut.
+    # Cut off below at a cost of 0: compared where nothing is cut.
     cut = -price / smooth - plan.shift
     inside = sorted(z for z in noise if z > cut + 0.01)
 
@@ -70,7 +70,7 @@ def test_the_noise_in_the_file_is_of_the_accounted_scale_and_of_no_other(tmp_pat
 
 
 def test_a_publication_that_costs_more_than_it_saves_is_refused():
-    """The demo's: 1.994 for the labels, 2.513 with the price that was to lower it."""
+    """The demo's: 1.994 for the labels, 2.513 with the cost that was to lower it."""
     asked = {"num_queries": 20, "num_teachers": 75, "num_classes": 10, "rounds": 1, "delta": 1e-4}
     with pytest.raises(
         ValueError, match=r"epsilon 2\.51\d in the median.* cost 1\.994.*private_epsilon\.allow_net_loss=true"

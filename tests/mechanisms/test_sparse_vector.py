@@ -101,7 +101,7 @@ def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
 
 @pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (5, 2203), (20, 4529), (100, 10449)])
 def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, closed_form):
-    """Epsilon 1, delta 1e-5, 200 queries: with thresholds and tests bounded apart, the exact price would take 191, 581,
+    """Epsilon 1, delta 1e-5, 200 queries: with thresholds and tests bounded apart, the exact cost would take 191, 581,
     979, 3,209 and 7,949."""
     exact_price = {1: 191, 3: 581, 5: 979, 20: 3209, 100: 7949}
     needed = stability(max_failures=failures, failure_delta=5e-6).compute_scales(200).min_teachers

@@ -80,7 +80,7 @@ def test_every_method_is_one_of_these():
 def test_a_pair_is_built_where_the_mechanism_opens_what_the_method_gives_and_refused_elsewhere(method, mechanism):
     opens = made(mechanism, "torch")
     with pytest.raises(TypeError, match="mechanism"):
-        MAKE[method]()  # the price is a choice: nobody's noise is filled in
+        MAKE[method]()  # the cost is a choice: nobody's noise is filled in
     if mechanism in TAKES.get(method, TAKES["teachers"]):
         pair = MAKE[method](mechanism=opens)
         assert pair.mechanism == opens and pair.noise == opens.noise == "torch" and pair.mechanism_name == mechanism
@@ -180,7 +180,7 @@ def test_train_with_its_statement_and_the_owners_attack(tmp_path, search_path, m
         assert "sages were asked about 6 places" in text and "The record was seen by one sage." in text
     assert "6 of 6 places, by sages" in page and "Places as the sages named them." in page
     for text in (page, card, statement, printed):
-        words = html.unescape(text).replace("votes, teachers' accuracies or data-dependent prices", "")  # of any owner
+        words = html.unescape(text).replace("votes, teachers' accuracies or data-dependent costs", "")  # of any owner
         assert not re.search(r"teacher\b|teachers\b|gradient|\bcell|reverse|nearest to", words)
     run(f"labels={record['release_id']}")
     cards = [file.read_text() for file in home.glob("runs/*/*/*/release/README.md")]
@@ -221,7 +221,7 @@ def test_python_takes_them(tmp_path):
 
 @dataclass(frozen=True, kw_only=True)
 class CountedReverseKnn(ReverseKnn):
-    """Reverse k-NN labeling that asks at most one question for each unit that there seems to be."""
+    """Reverse k-NN labeling that asks at most one query for each unit that there seems to be."""
 
     name: str = "counted_reverse_knn"
 

@@ -1,4 +1,4 @@
-"""The DP-SGD baseline: the price it charges, the noise it draws, one record's reach, and whose account pays."""
+"""The DP-SGD baseline: the cost it charges, the noise it draws, one record's reach, and whose account pays."""
 
 import dataclasses
 import math

@@ -123,7 +123,7 @@ def test_pate_and_its_labeler_warn_of_votes_that_noise_outweighs(tmp_path):
     call = r"of 5 votes.*PATE\(teacher=GradientMethod\(size=.*GradientDescent\(sigma="
     with pytest.warns(feasibility.LowSignalWarning, match=call):
         pate.label(x[:20], num_queries=2)
-    with pate.labeler(2) as labeler, pytest.warns(feasibility.LowSignalWarning, match="Ask fewer questions"):
+    with pate.labeler(2) as labeler, pytest.warns(feasibility.LowSignalWarning, match="Ask fewer queries"):
         labeler.answer(x[0])
 
 

@@ -1,4 +1,4 @@
-"""Rounds of questions: what a query strategy or a later round may not do, however it was written."""
+"""Rounds of queries: what a query strategy or a later round may not do, however it was written."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -59,8 +59,8 @@ def test_questions_are_asked_in_the_order_of_the_strategy(tmp_path):
 @pytest.mark.parametrize(
     ("points", "words"),
     [
-        (((0, 1, 2, 3, 4),), "5 questions, but 4 remain"),
-        (((0, 1, 2), (3, 4)), "2 questions, but 1 remain"),
+        (((0, 1, 2, 3, 4),), "5 queries, but 4 remain"),
+        (((0, 1, 2), (3, 4)), "2 queries, but 1 remain"),
         (((0, 9),), "outside"),
         (((-1,),), "outside"),
         (((5, 5),), "twice"),

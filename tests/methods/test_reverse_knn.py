@@ -172,7 +172,7 @@ def test_a_group_votes_once_where_most_of_its_records_lie():
     x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
     y = torch.tensor([0, 0, 1, 1, 2, 0])
     counts = records(x, y, list("aaabbb"), "group:who").select(torch.tensor([3, 2, 1])).counts_QC
-    # a: twice (question 1, class 0). b: three places once each, of which the first by row and class.
+    # a: twice (query 1, class 0). b: three places once each, of which the first by row and class.
     assert counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
 
 

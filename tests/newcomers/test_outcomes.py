@@ -1,7 +1,7 @@
 """What a fit at epsilon 1 must reach on difficult data, without any argument that describes these data.
 
 The baseline is linear softmax regression on the same publicly scaled columns: full batches, 40 steps, clipping norm 1,
-learning rate 8, the mean of the last 20 weights, and the exact price of its Gaussian noise.
+learning rate 8, the mean of the last 20 weights, and the exact cost of its Gaussian noise.
 """
 
 import math

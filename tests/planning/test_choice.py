@@ -66,7 +66,7 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(changes, tmp_path)
         events = plan.method.mechanism.privacy_events(queries)
         if plan.selection is not None:
             events += (BoundedRangeEvent(eta=0.5),)
-        if plan.private_epsilon is not None:  # published as for the 20 questions of the plan
+        if plan.private_epsilon is not None:  # published as for the 20 queries of the plan
             asked = {"num_queries": 20, "num_teachers": 50, "num_classes": 10, "rounds": 1, "delta": 1e-5}
             events += (plan.private_epsilon.make_plan(plan.method.mechanism, **asked).publication_event,)
         with Ledger(tmp_path / f"ledger{queries}.sqlite") as ledger:

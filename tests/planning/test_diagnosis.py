@@ -161,7 +161,7 @@ def test_the_table_and_its_legend_keep_within_80_columns():
 
 
 def test_where_proposition_18_promises_nothing_no_number_of_teachers_is_said_to_be_enough():
-    """All points are coins: every question may fail."""
+    """All points are coins: every query may fail."""
     coin_KQ = torch.arange(2)[:, None].repeat(30, 50)
     coin = diagnose_shards(Known(coin_KQ, torch.ones(50, dtype=torch.int64)), teachers(60))
     assert coin.nu[1] == 1

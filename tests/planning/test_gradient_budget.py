@@ -1,4 +1,4 @@
-"""Per-record gradients are suggested at the price of the votes, and as the estimator would have chosen them."""
+"""Per-record gradients are suggested at the cost of the votes, and as the estimator would have chosen them."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ def test_a_suggestion_is_what_the_estimator_would_have_chosen(records, public):
     facts = autoconfig.PublicFacts(**PRICE, **counts, is_image=False, is_encoded=True)
     config = autoconfig.choose_method(facts)
     mechanism, effective_dim = plan_descent(replace(config.mechanism, sigma=descent.mechanism.sigma), records, public)
-    assert (mechanism, effective_dim) == (descent.mechanism, descent.effective_dim)  # but for the price of the counts
+    assert (mechanism, effective_dim) == (descent.mechanism, descent.effective_dim)  # but for the cost of the counts
     assert 1 < config.mechanism.sigma / descent.mechanism.sigma < 1.03
     advice = gradient_budget.suggest_gradients(descent, "HOW")
     is_refused = advice == feasibility.NOISE_ADVICE

@@ -50,7 +50,7 @@ def test_a_plan_of_which_nothing_works_names_no_command():
     report = report_on(evaluate(mechanism=STABLE), evaluate(mechanism=GNMax(sigma=1.0), budget_epsilon=0.05))
     text = " ".join(reports.format_report(report).split())
     assert report.best_choice is None and "None of these choices works." in text and "python train.py" not in text
-    assert "must be at least" in text and "the budget does not allow so many questions" in text
+    assert "must be at least" in text and "the budget does not allow so many queries" in text
 
 
 def test_json_is_one_object_with_the_same_figures():

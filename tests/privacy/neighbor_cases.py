@@ -315,7 +315,7 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
 
 def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     """What ``privacy_events`` asks, and what the ledger took, are at least what the values cost."""
-    made = plan(case, ROWS, home / "prices")
+    made = plan(case, ROWS, home / "costs")
     facts = DatasetFacts.from_dataset(made.dataset.load(), made.partition)
     method = made.complete(facts, Stages(quiet=True)).method
     faults = []
@@ -363,7 +363,7 @@ def world(form: str, unit: str, classes: str) -> Dataset:
 
 
 def mechanism_for(case: Case) -> str:
-    """One that takes what these voters say; DP-SGD takes the price of any."""
+    """One that takes what these voters say; DP-SGD takes the cost of any."""
     method = choices.kind_of(choices.values()["method"][case["method"]](True, "torch", "add_remove"))
     return method.mechanism_type.name if issubclass(method, RecordMethod) else "gaussian"
 

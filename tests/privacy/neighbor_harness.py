@@ -145,7 +145,7 @@ def watched(watch: Watch) -> Iterator[None]:
         return watch.meets(gradient(self, weight_DC, cut), said)
 
     def of_students(errors: Any, epsilon: float, noise: Any, *, adjacency: str, **rest: Any) -> int:
-        # Add/remove moves all counts the same way, which the price rests on: one less than the span of two.
+        # Add/remove moves all counts the same way, which the cost rests on: one less than the span of two.
         said = Sensitivity(l1=len(errors), l2=math.sqrt(len(errors)), linf=1.0)
         kept = watch.meets(torch.as_tensor(errors), said).numpy()
         if adjacency == "add_remove" and np.ptp(np.asarray(errors) - kept) > 1:
@@ -191,7 +191,7 @@ def watched(watch: Watch) -> Iterator[None]:
         yield
 
 
-# ---- prices --------------------------------------------------------------------------------------------------------
+# ---- costs --------------------------------------------------------------------------------------------------------
 
 
 def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple[PrivacyEvent, ...]:
@@ -308,7 +308,7 @@ def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 @dataclass
 class Outcome:
-    """refused: why, before anything was charged. silent: no question was answered, so that no student was trained."""
+    """refused: why, before anything was charged. silent: no query was answered, so that no student was trained."""
 
     watch: Watch
     home: Path
@@ -337,7 +337,7 @@ def run(plan: Any, watch: Watch, go: Any = pipeline.run) -> Outcome:
             go(plan)
         except Refused as error:
             outcome.refused = str(error)
-        except BudgetExceeded as error:  # of a later block of questions: an answer like any other
+        except BudgetExceeded as error:  # of a later block of queries: an answer like any other
             outcome.refused = "" if charged(plan.root) else str(error)
         except ValueError as error:
             outcome.silent = "was answered, so there is nothing to learn" in str(error)

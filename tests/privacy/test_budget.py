@@ -411,7 +411,7 @@ def test_what_would_not_be_opened_is_refused_before_it_is_charged(tmp_path, ledg
 
 @pytest.fixture
 def open_one(ledger) -> Spending:
-    """Nine questions reserved, two asked, suspended."""
+    """Nine queries reserved, two asked, suspended."""
     with budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m") as spending:
         spending.record_cost([GaussianEvent(mu=0.1, count=2)])
         spending.suspend(STATE)
@@ -445,7 +445,7 @@ def crash(ledger, open_one):
 
 
 def step(ledger, open_one):
-    """A question more, and another state."""
+    """A query more, and another state."""
     with budget(ledger).resume(open_one.id, STATE) as spending:
         spending.record_cost([EACH])
         spending.suspend("later")
@@ -586,7 +586,7 @@ def test_a_value_that_moves_further_than_was_priced_is_not_opened(name, noise, b
     asked, source = MechanismContext(num_queries=4), Untouched(noise)
     for norm in ("l1", "l2", "linf"):
         if getattr(mechanism.max_sensitivity, norm) == math.inf:
-            continue  # no part of its price
+            continue  # no part of its cost
         with pytest.raises(ValueError, match=r"sensitivity=.*more than .* is priced for"):
             mechanism.release(larger(value(name, mechanism), norm, by), source, asked)
     assert mechanism.release(value(name, mechanism), DryRunNoise(noise), asked).label_Q.dtype == torch.int64

@@ -206,7 +206,7 @@ def test_whole_runs(tmp_path, route):
 
 
 def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
-    """Of twenty failures two or three come, as the teachers vote: what is left of its price is no claim."""
+    """Of twenty failures two or three come, as the teachers vote: what is left of its cost is no claim."""
     mechanism = made("sparse_vector", "torch")
     votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
     pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=QUERIES))
@@ -323,7 +323,7 @@ def test_a_published_price_is_part_of_what_is_claimed(tmp_path, capsys):
     texts = shown(one.folder, capsys.readouterr().out)
     for where in ("page", "card", "table"):
         assert PURPOSE_PRICE in texts[where], where
-    # Its labels used again leave the price where it lies.
+    # Its labels used again leave the cost where it lies.
     pipeline.run(again := plan(tmp_path, "again", labels=found["release_id"]))
     assert check(tmp_path, again.folder, alone=False)["epsilon"] == pytest.approx(labels["epsilon"], rel=REL)
     assert whats(again.folder, "other_releases") == [PURPOSE_PRICE]

@@ -71,7 +71,7 @@ def undisturbed(processes, tmp_path_factory):
 
 
 def assert_charged(home: Path) -> None:
-    """Whatever is readable was charged at least its price, and no noise was drawn before a charge of its own."""
+    """Whatever is readable was charged at least its cost, and no noise was drawn before a charge of its own."""
     draws = [int(line) for line in (home / "draws.txt").read_text().split()] if (home / "draws.txt").exists() else []
     assert all(charged >= number for number, charged in enumerate(draws, start=1))
     if not (home / "ledger.sqlite").exists():
@@ -391,13 +391,13 @@ def test_a_disk_that_is_really_closed(small_disk, monkeypatch):
 BROKEN = {
     "the ledger cannot be written": (Ledger, "reserve", fail(LedgerError("attempt to write a readonly database"))),
     "the accountant crashes": (PrivacyFilter, "compute_cost", fail(ArithmeticError("the accountant is broken"))),
-    "the price is no number": (GNMax, "privacy_events", lambda *_: (GaussianEvent(mu=float("nan"), count=5),)),
+    "the cost is no number": (GNMax, "privacy_events", lambda *_: (GaussianEvent(mu=float("nan"), count=5),)),
 }
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_run_that_cannot_be_charged_draws_and_releases_nothing(tmp_path, monkeypatch, fault):
-    """Other implementations swallow the error (``except Exception: return -1``). NaN is no price below the cap."""
+    """Other implementations swallow the error (``except Exception: return -1``). NaN is no cost below the cap."""
     drawn, one = [], plan(tmp_path, "first")
     monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
     monkeypatch.setattr(*BROKEN[fault])
@@ -624,7 +624,7 @@ def rows_for(*rows: str):
         lambda text: "\n".join(text.splitlines()[:-1]) + "\n",
         lambda text: text + "0,0,0\n",
         lambda text: "",
-        lambda text: text.replace("query", "question"),
+        lambda text: text.replace("query", "query"),
         rows_for(*["0,1,1"] * 5),
         *(rows_for(*(f"{q},{label},{label}" for q in range(5))) for label in (2, 7)),
     ],

@@ -186,7 +186,7 @@ def test_no_marker_and_nothing_that_the_store_keeps_is_in_any_public_file_or_mes
         assert [name for name, value in secrets.items() if value in content] == [], file
     assert leaks(printed, TEXTS + NUMBERS) == []
     figures = [name for name, value in secrets.items() if name.startswith("epsilon") and value in printed]
-    assert figures == []  # a data-dependent epsilon is not a price, not even on the owner's own screen
+    assert figures == []  # a data-dependent epsilon is not a cost, not even on the owner's own screen
 
 
 def test_private_files_are_closed_to_others(told):
@@ -291,7 +291,7 @@ def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeyp
 
 
 def test_the_search_of_a_run_knows_what_it_finds_among_the_public_points_alone(tmp_path, monkeypatch):
-    """Questions and students share it, so it must hold nothing but a function of the public points."""
+    """Queries and students share it, so it must hold nothing but a function of the public points."""
     tasks = spy(monkeypatch, LabelSpreading, "fit", lambda self, task, **_: task)
     pipeline.run(plan(tmp_path, "only", query=Prototypes(), student=LabelSpreading()))
     search, pool = tasks[0].search, killed_runs.blobs().load()
@@ -343,7 +343,7 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
     try:
         pipeline.run(plan(tmp_path, "only", mechanism=mechanism, query=strategy))
     except ValueError as error:
-        assert "none of the" in str(error)  # noise may pass every question over; it is charged all the same
+        assert "none of the" in str(error)  # noise may pass every query over; it is charged all the same
     assert any(draws) and min(itertools.chain(*draws)) == 1
     (record,) = (json.loads(file.read_text()) for file in tmp_path.rglob("release.json"))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -389,7 +389,7 @@ def images() -> Tensors:
 
 
 def test_teachers_see_the_questions_as_they_are(tmp_path, monkeypatch):
-    """A vote on a randomly distorted point is another question; here distortion ends with training."""
+    """A vote on a randomly distorted point is another query; here distortion ends with training."""
     recipe = dataclasses.replace(plan(tmp_path, "x").method.teacher, augment=Affine(rotate=20.0, shift=1.0))
     one = plan(tmp_path, "only", dataset=images(), teacher=recipe)
     pipeline.run(one)

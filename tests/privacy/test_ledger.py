@@ -573,14 +573,14 @@ def test_edits_behind_the_guards_show(written, edit, words):
 
 @BOTH
 def test_a_forged_price_shows_on_verify(path, ledger):
-    """A rewritten chain of correct hashes whose price is differs from the price of the events."""
+    """A rewritten chain of correct hashes whose cost is differs from the cost of the events."""
     with ledger._chain.transaction():
         ledger._catch_up()
         event = {"kind": "gaussian", "mu": 0.5, "count": 1}
         facts = {"reservation": "0" * 16, "events": [event], "scalar": 1e-9, "failure": 0.0, "insecure": False}
         facts |= {**FACTS, "what": "labels"}
         ledger._chain.append("reserve", "svhn", facts)
-    with pytest.raises(LedgerError, match=r"entry 3 .*differs from the price of the events"):
+    with pytest.raises(LedgerError, match=r"entry 3 .*differs from the cost of the events"):
         ledger.verify()
 
 

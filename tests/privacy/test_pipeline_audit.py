@@ -29,7 +29,7 @@ RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate
 
 
 def source(canaries: int = 0) -> Tensors:
-    """One record a teacher, half of them of each class: the votes are tied on every question.
+    """One record a teacher, half of them of each class: the votes are tied on every query.
 
     ``canaries`` records of class 0 are replaced by one of class 1: no record can move its teacher's vote further.
     """
@@ -82,7 +82,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
 
 
 def proven(left: np.ndarray, right: np.ndarray) -> float:
-    """Epsilon that the outcomes prove at 95 %, all questions being alike."""
+    """Epsilon that the outcomes prove at 95 %, all queries being alike."""
     return audit_outcomes(left, right, delta=DELTA, confidence=0.95, groups=[0] * QUERIES).epsilon
 
 
@@ -112,7 +112,7 @@ def without(asked):
 @pytest.mark.slow(reason="statistical audit of whole runs")
 def test_neighbors_prove_no_more_than_is_claimed(asked, without):
     found = proven(without, outcomes(*asked[1], RUNS))
-    assert 0.2 < found <= CLAIMED  # not by having no power: a good part of the price shows
+    assert 0.2 < found <= CLAIMED  # not by having no power: a good part of the cost shows
 
 
 @pytest.mark.slow(reason="statistical audit of whole runs")

@@ -3,7 +3,7 @@
 Covered elsewhere: noise from a published seed or a global generator (test_budget, test_noise); shards that overlap or
 are redrawn, votes on augmented images, students that see private records, and the user's delta (test_leaks); budget
 loops that overshoot (test_ledger); choices made by private records (test_pipeline); a threshold test that is not the
-accounted one, and prices by expectation (test_mechanisms); bounds beyond their validity (data_dependent/test_theorems).
+accounted one, and costs by expectation (test_mechanisms); bounds beyond their validity (data_dependent/test_theorems).
 """
 
 import ast
@@ -72,7 +72,7 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
     known = {"label_Q", "events", "score_QC", "from_student_Q", "noisy_counts", "score_PC", "model", "reservation_id"}
     assert {f.name for f in dataclasses.fields(answers)} == known
     assert answers.score_PC is None and answers.model is None
-    assert answers.noisy_counts is None  # but where the price is that of the noisy counts, and they were asked for
+    assert answers.noisy_counts is None  # but where the cost is that of the noisy counts, and they were asked for
     assert answers.label_Q.dtype == torch.int64
     assert set(answers.label_Q.tolist()) <= {NO_ANSWER, *range(votes.num_classes)}
     if name == "soft_sparse_vector":  # the score is one of 2 bins - 1 centers, not a noisy share
@@ -81,7 +81,7 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
         assert len(score) and (score[:, None] - grid).abs().min(1).values.max() < 1e-12
     else:
         assert answers.score_QC is None
-    # A price is a number of times a public constant: no vote enters it.
+    # A cost is a number of times a public constant: no vote enters it.
     public = [dataclasses.replace(e, count=0) for e in mechanism.privacy_events(len(votes))]
     assert all(
         isinstance(e, get_args(PrivacyEvent)) and dataclasses.replace(e, count=0) in public for e in answers.events

@@ -15,7 +15,7 @@ def blobs(count: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def state(x: torch.Tensor, num_remaining: int, num_rounds_left: int = 1, classes: int = 3, **more) -> QueryState:
-    """The state before the first question, changed by ``more``."""
+    """The state before the first query, changed by ``more``."""
     width = x.shape[1]
     names, mean, std = tuple("abc"[:classes]), (0.0,) * width, (1.0,) * width
     spec = DataSpec(name="cloud", num_classes=classes, input_shape=(width,), class_names=names, mean=mean, std=std)

@@ -28,7 +28,7 @@ def test_asks_distinct_open_points_within_the_allowance_and_repeats_itself(name,
         left = (20 - len(asked), strategy.rounds - turn)
         now = state(x, *left, **answers, student_PC=student_PC, feature_PD=feature_PD)  # every third is not answered
         query_Q = strategy.select(now)
-        assert torch.equal(query_Q, strategy.select(now)), "the same state must give the same questions"
+        assert torch.equal(query_Q, strategy.select(now)), "the same state must give the same queries"
         assert query_Q.dtype == torch.int64 and len(query_Q) <= now.num_remaining
         asked = torch.cat([asked, query_Q])
         assert len(asked.unique()) == len(asked) and set(asked.tolist()) <= set(range(len(x)))

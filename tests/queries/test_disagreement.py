@@ -44,7 +44,7 @@ def test_asks_what_the_version_space_of_thresholds_disputes(seed, slack, monkeyp
 
 
 def test_halves_the_interval_of_thresholds():
-    """Without noise a few dozen questions settle 500 points, and the boundary is pinned."""
+    """Without noise a few dozen queries settle 500 points, and the boundary is pinned."""
     point = torch.linspace(-1, 1, 500)[:, None]
     truth = (point[:, 0] > 0.2).long()
     strategy, asked = Disagreement(criterion="error", slack=0.0, ridge=1e-3), NONE

@@ -60,12 +60,12 @@ def demo(**changes: Any) -> ReleaseReport:
     counts = confusion()
     hits = sum(row[c] for c, row in enumerate(counts)) / sum(map(sum, counts))
     other = ChargedRelease(
-        release_id="00000000000000cc", purpose="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
+        release_id="00000000000000cc", purpose="100 queries, gaussian", epsilon=1.35647, accountant="gdp"
     )
     values: dict[str, Any] = {
         # what was asked and answered
         **{"dataset": "digits", "mechanism": "gaussian", "parameters": {"sigma": 40.0}, "noise": "torch", "rounds": 1},
-        "sensitivity": {"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "question"},
+        "sensitivity": {"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "query"},
         **{"num_teachers": 250, "teachers_id": "00000000000000aa", "teachers_reusable": True},
         "method": describe(250, changes.get("unit", "record")),
         **{"queries_asked": QUERIES, "queries_answered": QUERIES, "declared_size": None, "public_share": 0.0},

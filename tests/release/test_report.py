@@ -38,7 +38,7 @@ def test_nothing_but_plain_values_enters(value):
         ({"parameters": {"sigma": math.inf}}, "sigma"),
         ({"epsilon_charged": math.nan}, "epsilon_charged"),
         ({"epsilon_curve": (1.0, math.nan)}, "epsilon_curve"),
-        ({"epsilon_curve": (1.0, 2.0)}, "one value per question"),
+        ({"epsilon_curve": (1.0, 2.0)}, "one value per query"),
         ({"queries_asked": 2, "queries_answered": 2, "epsilon_curve": (2.0, 1.0)}, "must not decrease"),
         ({"epsilon": math.inf}, "epsilon"),
         ({"epsilon": -1.0}, "epsilon"),
@@ -90,6 +90,6 @@ def test_the_files_that_a_report_lists_are_those_that_the_folder_holds():
     answers = ("labels.csv", "first_answers.json")
     assert set(demo(answer_files=answers).files) == {*always, "release.json", *answers, "student.safetensors"}
     assert set(demo(reuses_labels=True, student=None).files) == always
-    price = demo(includes_encoder=True, parts=(ChargedRelease(release_id="a", purpose="sanitised price"),)).files
+    price = demo(includes_encoder=True, parts=(ChargedRelease(release_id="a", purpose="sanitised cost"),)).files
     assert set(price) == {*always, "release.json", "labels.csv", "student.safetensors", "encoder/", "sanitised.json"}
     assert set(price) < set(FILES)

@@ -1,4 +1,4 @@
-"""The statement: bounds that are exact, prices that are not flattered, sentences that page and model card repeat."""
+"""The statement: bounds that are exact, costs that are not flattered, sentences that page and model card repeat."""
 
 import html
 import itertools

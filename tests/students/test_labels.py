@@ -93,7 +93,7 @@ def test_scores_of_answered_questions_become_shares():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of nine questions in three rounds, with the task that its student was given."""
+    """A run of nine queries in three rounds, with the task that its student was given."""
     with pytest.MonkeyPatch.context() as patch:
         tasks, fit = [], Supervised.fit
         patch.setattr(Supervised, "fit", lambda self, task, **rest: tasks.append(task) or fit(self, task, **rest))

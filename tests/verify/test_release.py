@@ -449,19 +449,19 @@ FOUND = {
     ),
     "no total": ("account", lambda liar: liar.fact(None, "composition.account_total", "epsilon_charged")),
     "another route": ("guarantee", lambda liar: liar.fact("zcdp", "guarantee.route", "accountant")),
-    "fewer questions": ("labels", lambda liar: liar.fact(5, "mechanism.queries_asked", *["queries_asked"] * 2)),
+    "fewer queries": ("labels", lambda liar: liar.fact(5, "mechanism.queries_asked", *["queries_asked"] * 2)),
     "another sensitivity": (
         "mechanism",
         lambda liar: liar.fact({**liar.record["sensitivity"], "l2": 1.0}, "mechanism.sensitivity", "", "sensitivity"),
     ),
-    "the cap for a price": ("guarantee part", claim_the_cap_for_a_price),
+    "the cap for a cost": ("guarantee part", claim_the_cap_for_a_price),
     "the cap where one release needs none": ("guarantee", claim_the_cap_where_one_release_needs_none),
     "the cap for all releases alone": ("account", claim_the_cap_for_all_releases_alone),
     "other public points": ("record", lambda liar: liar.record.update(pool_sha256="0" * 64)),
     "words of the page alone": ("words", change_the_words_of_the_page_alone),
     "words alone": ("words", lambda liar: liar.headlines(r"epsilon = [\d.]+", "epsilon = 0.100")),
     "another version": ("schema", lambda liar: liar.privacy.update(schema_version=2)),  # nothing else is judged
-    "a price without secret noise": ("guarantee", lambda liar: liar.fact(False, *["private"] * 3)),
+    "a cost without secret noise": ("guarantee", lambda liar: liar.fact(False, *["private"] * 3)),
 }
 """Lies that mend their traces, and what finds them in the folder alone."""
 

@@ -29,7 +29,7 @@ ANSWER_FILES = {
     "first_answers_sha256": "first_answers.json",
 }
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
-"""Files of every release. Answers, a published price and an encoder have further files."""
+"""Files of every release. Answers, a published cost and an encoder have further files."""
 MAX_HEADER_BYTES = 100_000_000
 SQRT2 = math.sqrt(2)
 SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
@@ -145,7 +145,7 @@ def _check_files(folder: ReleaseFolder) -> Check:
     paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
     file_by_name = {file.relative_to(folder.path).as_posix(): file for file in paths}
     allowed = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
-    allowed |= {"sanitised.json"} if any(part["what"] == "sanitised price" for part in folder.parts) else set()
+    allowed |= {"sanitised.json"} if any(part["what"] == "sanitised cost" for part in folder.parts) else set()
     allowed |= {"private_test.json"} if any(part["what"].startswith("test of") for part in folder.parts) else set()
     if card := folder.statement.get("encoder"):
         allowed |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
@@ -207,14 +207,14 @@ def _check_record(folder: ReleaseFolder) -> Check:
 
 
 def _check_labels(folder: ReleaseFolder) -> Check:
-    """Compare the numbers of questions and answers in labels.csv with the statement."""
+    """Compare the numbers of queries and answers in labels.csv with the statement."""
     if folder.release is None:
         return Check("labels", True, "are in another folder, or none were released")
     run, rows = folder.statement["mechanism"], folder.read_labels()
     num_answered, num_queries = sum(int(row["label"]) >= 0 for row in rows), len({row["query"] for row in rows})
     is_consistent = len(rows) == num_queries == run["queries_asked"] and num_answered == run["queries_answered"]
     fault = "" if is_consistent else "; the statement has other numbers"
-    return Check("labels", is_consistent, f"{num_answered} labels of {num_queries} questions{fault}")
+    return Check("labels", is_consistent, f"{num_answered} labels of {num_queries} queries{fault}")
 
 
 def _check_student(folder: ReleaseFolder) -> Check:
@@ -337,13 +337,13 @@ def _format_event(event: Event) -> str:
 
 
 def _check_test(folder: ReleaseFolder) -> Iterator[Check]:
-    """Check the private test: its price, its student, and the bound that follows from its noisy counts."""
+    """Check the private test: its cost, its student, and the bound that follows from its noisy counts."""
     if (test := folder.statement["utility"]["private_test"]) is None:
         return
     replaces_one = folder.statement["guarantee"]["adjacency"] == "replace_one"
     part = {part["release_id"]: part for part in folder.parts}[test["id"]]
     mu = (SQRT2 if replaces_one else 1) / test["sigma"]
-    (event,) = part["events"] or [{"mu": mu}]  # seeded noise has no price
+    (event,) = part["events"] or [{"mu": mu}]  # seeded noise has no cost
     digest = hashlib.sha256((folder.path / "student.safetensors").read_bytes()).hexdigest()
     facts = json.loads((folder.path / "private_test.json").read_text("utf-8"))
     words, (probability, limit) = re.findall(r"([\d.]+) %", test["in_words"]), compute_test_failure(test)
@@ -353,7 +353,7 @@ def _check_test(folder: ReleaseFolder) -> Iterator[Check]:
     stated_estimates = [value for pair in (test["accuracy"], *test["recalls"]) for value in pair]
     results = {
         "private_test.json": facts == {key: test[key] for key in facts} and "student_sha256" in facts,
-        "price": math.isclose(event["mu"] if "mu" in event else math.sqrt(2 * event["rho"]), mu, rel_tol=1e-9),
+        "cost": math.isclose(event["mu"] if "mu" in event else math.sqrt(2 * event["rho"]), mu, rel_tol=1e-9),
         "student": digest == test["student_sha256"] == (digest if test["multiple"] != 1 else test["tested_sha256"]),
         "number of units": (test["num_units"] is not None) == replaces_one,
         "bound": not test["bound"] or probability <= limit * (1 + 1e-6),

@@ -1,1 +1,1 @@
-"""Data-dependent prices, which are functions of private votes and stay with the data's owner unless noise is added."""
+"""Data-dependent costs, which are functions of private votes and stay with the data's owner unless noise is added."""

@@ -1,7 +1,7 @@
-"""Publication of a data-dependent price: the private price plus noise in proportion to its smooth sensitivity.
+"""Publication of a data-dependent cost: the private cost plus noise in proportion to its smooth sensitivity.
 
 The method is PATE 2018 (arXiv 1802.08908), appendix B, with a corrected cost (``compute_publication_rdp``). An upward
-shift of the noise makes the published price an upper bound with a given confidence. The shift in absolute terms is not
+shift of the noise makes the published cost an upper bound with a given confidence. The shift in absolute terms is not
 published, because the shift is a multiple of the smooth sensitivity, which is private. All parameters are chosen from
 public quantities (``choose_plan``).
 """
@@ -29,13 +29,13 @@ order forces a small decay."""
 
 @dataclass(frozen=True, kw_only=True)
 class PublicationPlan:
-    """Public parameters of the publication of a price.
+    """Public parameters of the publication of a cost.
 
     Attributes:
-        order: Renyi order of the published price.
+        order: Renyi order of the published cost.
         decay: Decay of the smooth sensitivity: the factor for each moved vote is e^{-decay}.
         sigma: Standard deviation of the noise, in units of the smooth sensitivity.
-        confidence: Probability that the published price is at least the true price.
+        confidence: Probability that the published cost is at least the true cost.
     """
 
     order: float
@@ -54,12 +54,12 @@ class PublicationPlan:
 
     @property
     def publication_rdp(self) -> float:
-        """Renyi price of the publication, at ``order``."""
+        """Renyi cost of the publication, at ``order``."""
         return compute_publication_rdp(self.order, self.decay, self.sigma, self.shift)
 
     @property
     def publication_event(self) -> RdpCurveEvent:
-        """Event of the publication, with a price at ``order`` and at all default orders below 1/(1 - e^{-2 decay})."""
+        """Event of the publication, with a cost at ``order`` and at all default orders below 1/(1 - e^{-2 decay})."""
         orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
         costs = (compute_publication_rdp(a, self.decay, self.sigma, self.shift) for a in orders)
         return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source="smooth sensitivity (PATE 2018, B)")
@@ -67,12 +67,12 @@ class PublicationPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePrice:
-    """A data-dependent price that may be published.
+    """A data-dependent cost that may be published.
 
     Attributes:
         plan: Public parameters.
-        rdp: Noisy forward Renyi price of the released labels at ``plan.order``. With probability ``plan.confidence``
-            over the noise, this is an upper bound on the true price.
+        rdp: Noisy forward Renyi cost of the released labels at ``plan.order``. With probability ``plan.confidence``
+            over the noise, this is an upper bound on the true cost.
     """
 
     plan: PublicationPlan
@@ -84,7 +84,7 @@ class PrivatePrice:
 
 
 def compute_publication_rdp(order: float, decay: float, sigma: float, shift: float = 0.0) -> float:
-    """Compute the Renyi price of publishing f + SS (shift + sigma N(0, 1)), SS the decay-smooth sensitivity of f.
+    """Compute the Renyi cost of publishing f + SS (shift + sigma N(0, 1)), SS the decay-smooth sensitivity of f.
 
     With a the order, b the decay, m the shift and k = 1 - a (1 - e^{-2b}) > 0:
 
@@ -102,7 +102,7 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
     small near the end of its range and a second term that is too large everywhere.
 
     Raises:
-        ValueError: The price is infinite, because k <= 0, or an argument is out of range.
+        ValueError: The cost is infinite, because k <= 0, or an argument is out of range.
     """
     if checks.number("order", order) <= 1:
         raise checks.error("order", order, "must be above 1")
@@ -112,7 +112,7 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
     k = 1 + order * math.expm1(-2 * decay)
     if k <= 0:
         largest_decay = -math.log1p(-1 / order) / 2
-        raise checks.error("decay", decay, f"must be below {largest_decay:.6g} for a finite price at order {order:g}")
+        raise checks.error("decay", decay, f"must be below {largest_decay:.6g} for a finite cost at order {order:g}")
     scaled_shift = math.exp(-decay) - shift * math.expm1(-decay)
     return order * scaled_shift**2 / (2 * sigma**2 * k) - (order * decay + math.log(k) / 2) / (order - 1)
 
@@ -120,23 +120,23 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
 def publish_price(
     plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, z: float, *, adaptive: bool
 ) -> PrivatePrice:
-    """Compute a price that may be published: an upper bound on the forward price of all questions.
+    """Compute a cost that may be published: an upper bound on the forward cost of all queries.
 
     Args:
         plan: Public parameters.
-        model: Distribution of the answer to one question.
+        model: Distribution of the answer to one query.
         votes: PRIVATE. Integers [Q, C].
         z: Fresh standard normal number from the noise of a ``Spending`` that reserved ``plan.publication_event``.
-        adaptive: Whether questions depended on earlier answers. Must be False, because prices would not add up.
+        adaptive: Whether queries depended on earlier answers. Must be False, because costs would not add up.
 
     Raises:
         ValueError: ``adaptive`` is True, or no bound on the sensitivity is known.
 
-    Guarantee: Renyi DP by the curve ``plan.publication_event``, if one privacy unit moves one vote in every question.
+    Guarantee: Renyi DP by the curve ``plan.publication_event``, if one privacy unit moves one vote in every query.
     Source: PATE 2018, appendix B, with a corrected cost.
     """
     if checks.boolean("adaptive", adaptive):
-        raise checks.error("adaptive", adaptive, "must be false: prices add up only for questions fixed beforehand")
+        raise checks.error("adaptive", adaptive, "must be false: costs add up only for queries fixed beforehand")
     checks.number("z", z)
     return _compute_price(plan, model, votes, len(np.asarray(votes)), z)
 
@@ -151,7 +151,7 @@ def forecast_epsilon(
 def _compute_price(
     plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, num_queries: int, z: float
 ) -> PrivatePrice:
-    """Compute the noisy price of ``num_queries`` questions with such votes, at most the data-independent price."""
+    """Compute the noisy cost of ``num_queries`` queries with such votes, at most the data-independent cost."""
     scale, order_A = num_queries / len(np.asarray(votes)), np.array([plan.order])
     local_DA = scale * smooth_sensitivity.compute_local_sensitivity(model, votes, order_A)
     sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
@@ -167,12 +167,12 @@ def choose_plan(
     """Choose the plan with the smallest median of the published epsilon, for votes like ``example_votes``.
 
     Args:
-        model: Distribution of the answer to one question.
+        model: Distribution of the answer to one query.
         example_votes: PUBLIC integers [Q', C], from ``make_example_votes`` or an ensemble trained on public data. The
             votes of the release are private and must not be used here.
-        num_queries: Number of questions.
+        num_queries: Number of queries.
         delta: Delta at which epsilons are compared.
-        confidence: Probability that the published price is at least the true price.
+        confidence: Probability that the published cost is at least the true cost.
 
     Raises:
         ValueError: The bound on the sensitivity is proved at no order of ``CANDIDATE_ORDERS``.
@@ -184,7 +184,7 @@ def choose_plan(
     )
     if not usable_A.any():
         rule = f"no order is usable with {distinct_rows.num_teachers} teachers and this noise"
-        raise checks.error("orders", orders_A.tolist(), rule, "Publish the data-independent price.")
+        raise checks.error("orders", orders_A.tolist(), rule, "Publish the data-independent cost.")
     orders_A = orders_A[usable_A]
     scale = num_queries / len(distinct_rows.inverse_Q)
     price_A = scale * smooth_sensitivity.compute_total_price(model, example_votes, orders_A)
@@ -197,7 +197,7 @@ def choose_plan(
         for decay_share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
             decay = -math.log1p(-decay_share / order) / 2
             sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA[:, i : i + 1], decay)[0])
-            # More noise has a lower price and a larger shift. Below sigma = 1 the cost exceeds order/2. The best sigma
+            # More noise has a lower cost and a larger shift. Below sigma = 1 the cost exceeds order/2. The best sigma
             # for ensembles of a few to thousands of teachers was between 3 and 52.
             for sigma in np.geomspace(1, 300, 40):
                 candidate = PublicationPlan(order=float(order), decay=decay, sigma=float(sigma), confidence=confidence)

@@ -1,9 +1,9 @@
-"""Local and smooth sensitivity of the data-dependent price, which say how much the price changes if votes move.
+"""Local and smooth sensitivity of the data-dependent cost, which say how much the cost changes if votes move.
 
 Every value that is computed from votes is PRIVATE. Source: PATE 2018 (arXiv 1802.08908), appendix B.
 
-At a fixed order the price of one question is a function beta(q) (``theorems.py``): the value of the theorem for q below
-a public point q0, and the data-independent price for larger q. One moved vote changes each gap to the winner by at most
+At a fixed order the cost of one query is a function beta(q) (``theorems.py``): the value of the theorem for q below
+a public point q0, and the data-independent cost for larger q. One moved vote changes each gap to the winner by at most
 2, so q stays in [B_L(q), B_U(q)]. If beta does not decrease (C5), and beta(B_U(q)) - beta(q) does not decrease up to
 q1 = B_L(q0) (C6), the local sensitivity is
 
@@ -13,8 +13,8 @@ q1 = B_L(q0) (C6), the local sensitivity is
 
 Among the rows within d moved votes, the sensitivity is therefore largest at the q nearest to [q1, q0]. Both conditions
 depend on public quantities only and are checked numerically on a grid, as in the paper. An order at which a condition
-fails is refused. Between neighboring data sets one vote may move in every question, so the sensitivities of all
-questions at equal distance add up.
+fails is refused. Between neighboring data sets one vote may move in every query, so the sensitivities of all
+queries at equal distance add up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHUNK_FLOATS = 2**18  # largest size of a temporary [rows, distances, orders]
 
 @dataclass(frozen=True, eq=False)
 class QueryPrice:
-    """Public. The price beta(q) of one question of GNMax or LNMax at each order, and bounds on the change of the price.
+    """Public. The cost beta(q) of one query of GNMax or LNMax at each order, and bounds on the change of the cost.
 
     Attributes:
         orders_A: Renyi orders.
@@ -50,7 +50,7 @@ class QueryPrice:
         log_tail: Function from the gap of a class to the winner, in votes, to ln P(the noise closes this gap).
         inverse_log_tail: Inverse of ``log_tail``.
         log_dependent_moment: Function from (ln q [V], orders [A]) to (a-1) beta, [V, A], for q where the theorem holds.
-        data_independent_A: Price beta for q >= q0.
+        data_independent_A: Cost beta for q >= q0.
         log_q0_A: ln q0.
     """
 
@@ -64,7 +64,7 @@ class QueryPrice:
     log_q0_A: Array
 
     def __call__(self, log_q_V: Array) -> Array:
-        """Compute the price beta of one question at ln q [V], [V, A]."""
+        """Compute the cost beta of one query at ln q [V], [V, A]."""
         # Above all q0 the value of the theorem is not used and may not exist.
         log_moment_VA = self.log_dependent_moment(np.minimum(log_q_V, self.log_q0_A.max()), self.orders_A)
         dependent_VA = log_moment_VA / (self.orders_A - 1)
@@ -104,7 +104,7 @@ class QueryPrice:
             order_price = replace(
                 self, orders_A=self.orders_A[one], data_independent_A=independent_1, log_q0_A=log_q0_1
             )
-            # The grid is denser towards q0, where the price may jump.
+            # The grid is denser towards q0, where the cost may jump.
             gaps_V = gap0_A[i] + (self.num_teachers + 2 - gap0_A[i]) * np.linspace(1e-6, 1, _GRID_POINTS) ** 3
             price_V = order_price(log_num_rivals + self.log_tail(gaps_V))[:, 0]
             rise_V = price_V - order_price(log_num_rivals + self.log_tail(gaps_V + 2))[:, 0]
@@ -136,10 +136,10 @@ class QueryPrice:
 
 @dataclass(frozen=True, eq=False)
 class ThresholdPrice:
-    """Public. The price of the check of Confident GNMax, which is a function of the winner's count alone.
+    """Public. The cost of the check of Confident GNMax, which is a function of the winner's count alone.
 
     Attributes:
-        price_NA: Price for each count 0..K of the winner, at each order.
+        price_NA: Cost for each count 0..K of the winner, at each order.
         num_classes: Number C of classes.
     """
 
@@ -174,7 +174,7 @@ class ThresholdPrice:
 def make_price_parts(
     model: OutcomeModel, orders_A: Array, num_teachers: int, num_classes: int
 ) -> tuple[QueryPrice, list[ThresholdPrice]]:
-    """Make the prices of the maximum and of the check, whose sum bounds the price of one question.
+    """Make the costs of the maximum and of the check, whose sum bounds the cost of one query.
 
     Raises:
         ValueError: The model has no bound on local sensitivity.
@@ -209,7 +209,7 @@ def make_price_parts(
                 return scale * _invert_lnmax_log_tail(log_u)
 
         case _:
-            raise checks.error("model", model, "has no bound on local sensitivity", "Use the data-independent price.")
+            raise checks.error("model", model, "has no bound on local sensitivity", "Use the data-independent cost.")
     query_price = QueryPrice(
         orders_A=orders_A,
         num_classes=num_classes,
@@ -234,7 +234,7 @@ def _invert_lnmax_log_tail(log_u: Array) -> Array:
 
 
 def _find_log_q0(compute_log_moment: CurveFunction, orders_A: Array, independent_A: Array, limit_A: Array) -> Array:
-    """Find ln q0, [A]: the largest q, up to a limit, at which the theorem's price is below the data-independent one."""
+    """Find ln q0, [A]: the largest q, up to a limit, at which the theorem's cost is below the data-independent one."""
 
     def is_too_high(log_q_A: Array) -> NDArray[np.bool_]:
         return np.diagonal(compute_log_moment(log_q_A, orders_A)) >= (orders_A - 1) * independent_A
@@ -245,7 +245,7 @@ def _find_log_q0(compute_log_moment: CurveFunction, orders_A: Array, independent
         if not is_high_A.any():
             break
         low_A = np.where(is_high_A, 1.5 * low_A, low_A)
-    assert not is_too_high(low_A).any(), "the theorem never beats the data-independent price"
+    assert not is_too_high(low_A).any(), "the theorem never beats the data-independent cost"
     high_A = np.where(is_too_high(high_A), high_A, low_A)
     for _ in range(100):
         middle_A = (low_A + high_A) / 2
@@ -296,9 +296,9 @@ def find_usable_orders(
 
 
 def compute_total_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """Compute the price of all questions together, [A], whose sensitivity ``compute_local_sensitivity`` bounds.
+    """Compute the cost of all queries together, [A], whose sensitivity ``compute_local_sensitivity`` bounds.
 
-    This price is at least ``theorems.compute_rdp``, because it uses the theorem up to q0 only.
+    This cost is at least ``theorems.compute_rdp``, because it uses the theorem up to q0 only.
     """
     distinct_rows, parts = _check_inputs(model, votes, orders)
     total_A = np.zeros(np.size(orders))
@@ -308,7 +308,7 @@ def compute_total_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike
 
 
 def compute_local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """Bound the local sensitivity of ``compute_total_price`` within d = 0..K moved votes in every question, [D, A].
+    """Bound the local sensitivity of ``compute_total_price`` within d = 0..K moved votes in every query, [D, A].
 
     Raises:
         ValueError: No bound is known for the model, the votes are malformed, or C5 or C6 fails at an order.
@@ -347,6 +347,6 @@ def _check_inputs(
             "orders",
             orders_A[~is_proved_A].tolist(),
             "the bound on local sensitivity is not proved at these orders",
-            "Leave these orders out, or use the data-independent price.",
+            "Leave these orders out, or use the data-independent cost.",
         )
     return distinct_rows, [query_price, *threshold_prices]

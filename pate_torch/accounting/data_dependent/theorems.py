@@ -1,11 +1,11 @@
-"""Data-dependent Renyi prices by the published theorems: PATE 2017 (arXiv 1610.05755) and PATE 2018 (arXiv 1802.08908).
+"""Data-dependent Renyi costs by the published theorems: PATE 2017 (arXiv 1610.05755) and PATE 2018 (arXiv 1802.08908).
 
 The theorems bound only the *forward* divergence D_a(M(D) || M(D')), where D is the present data set. The reverse
-divergence can be larger. Every price in this module is a function of private votes, so only the owner of the data may
-see the price (``private_price.py`` publishes a noisy price). Prices add up only for questions that do not depend on
+divergence can be larger. Every cost in this module is a function of private votes, so only the owner of the data may
+see the cost (``private_price.py`` publishes a noisy cost). Costs add up only for queries that do not depend on
 earlier answers.
 
-Every curve is computed as ln(1 + H)/(a-1) with H >= 0, so that prices down to 1e-300 keep full relative precision.
+Every curve is computed as ln(1 + H)/(a-1) with H >= 0, so that costs down to 1e-300 keep full relative precision.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK_ROWS = 256  # number of rows priced at once, so that temporaries [256, A]
 
 
 # ---- votes, sorted and grouped --------------------------------------------------------------------------------------
-# Mechanisms treat all classes alike, so a price depends on sorted counts only, and equal sorted rows are priced once.
+# Mechanisms treat all classes alike, so a cost depends on sorted counts only, and equal sorted rows are priced once.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,8 +38,8 @@ class VoteRows:
 
     Attributes:
         rows_UC: Distinct rows of vote counts, in descending order within a row.
-        count_U: Number of questions that have each row.
-        inverse_Q: Index of each question's row in ``rows_UC``.
+        count_U: Number of queries that have each row.
+        inverse_Q: Index of each query's row in ``rows_UC``.
         num_teachers: Number K of teachers.
     """
 
@@ -97,17 +97,17 @@ def group_votes(votes: ArrayLike) -> VoteRows:
     )
 
 
-# ---- prices ---------------------------------------------------------------------------------------------------------
+# ---- costs ---------------------------------------------------------------------------------------------------------
 
 
 def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """Compute the forward Renyi price of all questions together, float64 [A].
+    """Compute the forward Renyi cost of all queries together, float64 [A].
 
-    The price of Confident GNMax is the price of the check plus the price of GNMax, for *every* question. Counting GNMax
-    only for answered questions, realized or expected, would not be valid.
+    The cost of Confident GNMax is the cost of the check plus the cost of GNMax, for *every* query. Counting GNMax
+    only for answered queries, realized or expected, would not be valid.
 
     Args:
-        model: Distribution of the answer to one question.
+        model: Distribution of the answer to one query.
         votes: Integers [Q, C], whose rows sum to K.
         orders: Renyi orders [A], each above 1.
 
@@ -128,23 +128,23 @@ def compute_data_dependent_epsilon(votes: ArrayLike, price: Price, *, delta: flo
     """PRIVATE. Compute the forward epsilon of Q answers to these votes, by Renyi divergences at the best order.
 
     The value depends on private votes and must not be published as it is: ``private_price.publish_price`` adds noise.
-    The questions must not depend on earlier answers. With much noise, ``compute_epsilon`` may be smaller.
+    The queries must not depend on earlier answers. With much noise, ``compute_epsilon`` may be smaller.
 
     Args:
         votes: Vote counts, integers [Q, C], whose rows sum to K.
-        price: Price of the mechanism that answers.
+        price: Cost of the mechanism that answers.
         delta: Delta at which epsilon is computed.
     """
     if not isinstance(price, OutcomeModel) or not price.has_data_dependent_price:
         fix = "Use compute_epsilon, or continuous noise without max_answers, and the threshold of Confident GNMax."
-        raise checks.error("price", price, "has no data-dependent price", fix)
+        raise checks.error("price", price, "has no data-dependent cost", fix)
     return rdp.to_epsilon(rdp.ORDERS, compute_rdp(price, votes, rdp.ORDERS), delta)
 
 
 def _make_price_terms(
     model: OutcomeModel, rows_UC: Counts, orders_A: Array
 ) -> list[tuple[Array, Callable[[Array], Array]]]:
-    """Return the summands of a price: for each, ln q of all rows, [U], and the function from ln q to prices, [U, A]."""
+    """Return the summands of a cost: for each, ln q of all rows, [U], and the function from ln q to costs, [U, A]."""
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     match model:
         case prices.GaussianNoisyMaxPrice(sigma=sigma):

@@ -17,7 +17,7 @@ from pate_torch.accounting.prices import (
 )
 
 ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
-"""Votes of which prices are published."""
+"""Votes of which costs are published."""
 
 
 def move_one_vote(row):

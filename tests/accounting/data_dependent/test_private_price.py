@@ -1,4 +1,4 @@
-"""The published price: its cost against quadrature over pairs of normals, its confidence and its noise."""
+"""The published cost: its cost against quadrature over pairs of normals, its confidence and its noise."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ def closed_divergence(order, gap, scale, other_scale) -> float:
     [(20, 0.02, 10, 0), (20, 0.02, 10, 16.4), (2, 0.1, 3, 0), (2, 0.1, 3, 5), (8, 0.03, 40, 60), (5, 0.09, 2, 0.4)],
 )
 def test_cost_is_the_worst_pair_of_normals(order, decay, sigma, shift):
-    """By search over every ratio of smooth sensitivities and every difference of prices that neighbors may have."""
+    """By search over every ratio of smooth sensitivities and every difference of costs that neighbors may have."""
     cost = private_price.compute_publication_rdp(order, decay, sigma, shift)
     worst = 0.0
     for x in np.linspace(-decay, decay, 41):

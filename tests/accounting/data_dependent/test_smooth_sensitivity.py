@@ -74,7 +74,7 @@ FIRST_AND_SLOW = [CASES[0], *(pytest.param(*case, marks=enumeration) for case in
 
 @functools.cache
 def enumerated(model, order):
-    """Every histogram of nine votes in three classes: its price, and the bound at each distance."""
+    """Every histogram of nine votes in three classes: its cost, and the bound at each distance."""
     rows = histograms(9, 3)
     price = {row: smooth_sensitivity.compute_total_price(model, [row], [order])[0] for row in rows}
     return rows, price, {row: sensitivity(model, [row], order) for row in rows}
@@ -168,7 +168,7 @@ def mp_bound(q: mpmath.mpf, sigma: float, order: float, classes: int) -> mpmath.
         ((13, 11, 6), 4.0, 3.0),  # starts on or beyond it
         ((10, 10, 10), 2.0, 2.5),  # falls to it
         ((30, 0, 0), 3.0, 2.0),
-        ((12, 9, 9), 40.0, 5.0),  # never leaves the data-independent price
+        ((12, 9, 9), 40.0, 5.0),  # never leaves the data-independent cost
     ],
 )
 def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
@@ -264,7 +264,7 @@ def test_orders_and_models_without_a_proved_bound_are_refused():
         GaussianNoisyMaxPrice(sigma=40), [20.0, 60.0], num_teachers=250, num_classes=10
     )
     assert usable.tolist() == [True, False]
-    # At order 60 the rise of the price is not monotone: it is larger at some smaller q.
+    # At order 60 the rise of the cost is not monotone: it is larger at some smaller q.
     of_q, _ = smooth_sensitivity.make_price_parts(GaussianNoisyMaxPrice(sigma=40), np.array([60.0]), 250, 10)
     log_q = np.linspace(of_q.log_q1_A[0] - 1.5, of_q.log_q1_A[0], 50)
     rise = (of_q(of_q.shift_log_q(log_q, -2)) - of_q(log_q))[:, 0]

@@ -40,7 +40,7 @@ def simulated(queries: int, classes: int = 10, teachers: int = 250, seed: int = 
 
 
 def theorem_rows(model, rows_UC, orders_A):
-    """Forward Renyi price of one query with each of these vote rows, [U, A], by the parts that ``compute_rdp`` sums."""
+    """Forward Renyi cost of one query with each of these vote rows, [U, A], by the parts that ``compute_rdp`` sums."""
     return sum(curve(log_q_U) for log_q_U, curve in theorems._make_price_terms(model, rows_UC, orders_A))
 
 
@@ -74,7 +74,7 @@ def mp_threshold(top: int, threshold: float, sigma: float, order: float) -> floa
 
 
 def mp_pure(q: mpmath.mpf, epsilon: float, order: float) -> float:
-    """PATE 2017, Theorem 3, without any data-independent price; infinite outside its region."""
+    """PATE 2017, Theorem 3, without any data-independent cost; infinite outside its region."""
     e0, a = mpmath.mpf(epsilon), mpmath.mpf(order)
     if not q < 1 / (mpmath.exp(e0) + 1):
         return math.inf
@@ -141,7 +141,7 @@ def test_epsilon_of_votes():
 
 
 @pytest.mark.parametrize(
-    "price",
+    "cost",
     [
         GaussianNoisyMaxPrice(40, discrete=True),
         LaplaceNoisyMaxPrice(40, discrete=True),
@@ -153,7 +153,7 @@ def test_epsilon_of_votes():
     ids=str,
 )
 def test_prices_without_a_theorem_are_refused(price):
-    with pytest.raises(ValueError, match="has no data-dependent price"):
+    with pytest.raises(ValueError, match="has no data-dependent cost"):
         theorems.compute_data_dependent_epsilon([SOME], price, delta=1e-5)
 
 
@@ -285,7 +285,7 @@ def test_integer_orders_do_not_overflow():
     ids=str,
 )
 def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(model):
-    """The theorems bound one direction only; the data-independent price bounds both."""
+    """The theorems bound one direction only; the data-independent cost bounds both."""
     rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6 and list(r) == sorted(r)[::-1]]
     orders = ORDERS[:6]
     prices = theorem_rows(model, np.array(rows), orders)
