@@ -1,17 +1,22 @@
-"""The pages of the site, gathered under build/pages as they lie in the repository, for mkdocs: see ``make docs``.
+"""Gathers the pages of the site under build/pages for mkdocs (``make docs``).
 
-Beside the documents: each notebook with its outputs, and a page for each part of the package, for mkdocstrings.
+Besides the documents: each notebook with its outputs, and a page of all configuration keys.
 """
 
 from __future__ import annotations
 
-import ast
 import base64
+import inspect
+import json
+import pkgutil
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nbformat
+
+from pate_torch import components
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "pages"
@@ -41,7 +46,7 @@ def gather(page: Path) -> None:
     for link in LINK.findall(text):
         target = (ROOT / page.parent / link).resolve()
         if target.is_dir() and target.is_relative_to(ROOT):  # a folder has no page: its sources are in the reference
-            text = text.replace(f"]({link})", f"]({'../' * (len(page.parts) - 1)}reference/index.md)")
+            text = text.replace(f"]({link})", f"]({'../' * (len(page.parts) - 1)}docs/reference/python.md)")
         elif target.is_file() and target.suffix != ".md" and target.is_relative_to(ROOT):
             copy = OUT / target.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -75,28 +80,48 @@ def notebook(file: Path) -> None:
     write(Path("notebooks") / f"{file.stem}.md", "\n\n".join(parts) + "\n")
 
 
-def says(part: str) -> str:
-    """What a part of the package is, by the first line of its docstring."""
-    file = ROOT / "pate_torch" / ("" if part == "pate_torch" else part) / "__init__.py"
-    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+def read_attributes(target: Any) -> dict[str, str]:
+    """Read the meaning of each field from the sections ``Attributes:`` of a dataclass and its bases."""
+    found: dict[str, str] = {}
+    for kind in reversed(target.__mro__):
+        section = inspect.cleandoc(kind.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
+        for line in section.partition("\n\n")[0].splitlines():
+            if match := re.match(r"    (\w+): (.*)", line):
+                name, found[match[1]] = match[1], match[2]
+            elif found:
+                found[name] += " " + line.strip()
+    return found
 
 
-def reference() -> None:
-    """A page for each part of the package, with all its modules."""
-    found: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "pate_torch").rglob("*.py")):
-        module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if file.stem != "__main__":
-            part = module.split(".")[1] if file.parent != ROOT / "pate_torch" else "pate_torch"
-            found.setdefault(part, []).append(module)
-    for part, modules in found.items():
-        text = f"# {part}\n\n" + "\n".join(f"::: {module}\n" for module in modules if module != f"pate_torch.{part}")
-        write(Path("reference") / f"{part}.md", text)
-    rows = "".join(f"- [{part}]({part}.md): {says(part)}\n" for part in sorted(found))
-    write(
-        Path("reference") / "index.md",
-        f"# Reference\n\nWhat every module says of itself, from its docstrings.\n\n{rows}",
-    )
+def format_options(group: str, name: str) -> str:
+    """Format the keys of one option of a group as a table."""
+    values = components.get_component(group, name)
+    if "_target_" not in values:
+        return ""
+    target = pkgutil.resolve_name(values["_target_"])
+    summary = (inspect.getdoc(target) or "").partition("\n")[0]
+    meanings = read_attributes(target)
+    rows = [
+        f"| `{key}` | `{json.dumps(value, default=str)}` | {meanings.get(key, '').replace('|', chr(92) + '|')} |"
+        for key, value in values.items()
+        if key not in ("_target_", "defaults")
+    ]
+    head = f"### {group}={name}\n\n{summary} (`{values['_target_'].rpartition('.')[2]}`)\n\n"
+    return head + ("| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n\n" if rows else "")
+
+
+def write_configuration() -> None:
+    """Write the page of all keys: the two files of keys, and the fields of the classes of each option."""
+    text = "# Configuration\n\nEvery key of `train.py`, `pate plan` and `pate label`, generated from the code. "
+    text += "`${...}` refers to another key.\n"
+    for name in ("config.yaml", "account.yaml"):
+        content = (ROOT / "conf" / name).read_text(encoding="utf-8").partition("\nhydra:")[0]
+        text += f"\n## conf/{name}\n\n```yaml\n{content}\n```\n"
+    datasets = ", ".join(f"`{file.stem}`" for file in sorted((ROOT / "conf" / "dataset").glob("*.yaml")))
+    text += f"\n## dataset\n\nFiles in `conf/dataset`: {datasets}.\n"
+    for group, options in components.COMPONENTS.items():
+        text += f"\n## {group}\n\n" + "".join(format_options(group, name) for name in options)
+    write(Path("reference") / "configuration.md", text)
 
 
 def main() -> None:
@@ -105,7 +130,7 @@ def main() -> None:
         gather(page)
     for file in sorted((ROOT / "notebooks").glob("*.ipynb")):
         notebook(file)
-    reference()
+    write_configuration()
     shutil.copy(ROOT / "docs" / "site.css", OUT / "docs")
     print(f"{sum(1 for _ in OUT.rglob('*.md'))} pages under {OUT.relative_to(ROOT)}")
 
