@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": ("pate_torch.cli.plan", "main", "compute the cost of settings before anything is charged"),
     "diagnose": ("pate_torch.cli.plan", "main", "measure teachers on public data, and recommend K and a mechanism"),
     "verify": ("pate_torch.cli.verify", "main", "recompute the claims of any release by independent code"),
+    "owner": ("pate_torch.cli.owner", "main", "write the statements of the owner that releases publish"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),
     "learn": ("pate_torch.cli.learn", "main", "learn and release a hypothesis by an algorithm of the papers"),
     "predict": ("pate_torch.cli.predict", "main", "predict new records or images by a released student"),
@@ -56,6 +57,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     ),
     "plan": (("settings", dict(nargs="*", metavar="PUBLIC | key=value", help=_PUBLIC)), _JSON),
     "verify": VERIFY_ARGUMENTS,
+    "owner": (("account", dict(help="name of the account (dataset.name, or account= in Python)")),),
     "learn": (
         ("algorithm", dict(choices=_ALGORITHMS, help="; ".join(f"{key}: {_ALGORITHMS[key]}" for key in _ALGORITHMS))),
         ("settings", dict(nargs="*", metavar="TABLE | key=value")),

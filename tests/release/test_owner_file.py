@@ -105,3 +105,17 @@ def test_nothing_said_is_shown_as_missing_everywhere():
     missing = build_statement(bare)["missing"]
     assert missing == list(statement.list_owner_statements(bare))
     assert render_model_card(bare).count(statement.NOT_STATED) == len(missing) + 1  # and how it was chosen
+
+
+def test_the_dialogue_writes_what_the_next_release_publishes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    (tmp_path / "owner.yaml").write_text("other: {contact: somebody}\nblobs: {contact: desk, period: 2026}\n")
+    replies = iter(["", "at one clinic", "", "", "", "2027", "", "guessed", "public"])
+    monkeypatch.setattr("builtins.input", lambda _: next(replies))
+    assert pate(["owner", "blobs"]) == 2 and "must be a terminal" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert pate(["owner", "blobs"]) == 0
+    assert "error: tuning='guessed'" in capsys.readouterr().out
+    found = owner_file.read(tmp_path, "blobs")
+    stated = OwnerFacts(contact="desk", collection="at one clinic", period="2027", tuning="public")
+    assert found == stated and owner_file.read(tmp_path, "other") == OwnerFacts(contact="somebody")
