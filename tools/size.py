@@ -63,7 +63,7 @@ OUTSIDE = (
     *("__init__.py", "__main__.py", "audit.py", "components.py", "pipeline.py", "owner_metrics.py"),
     "methods/feasibility.py",
     *("api/", "cli/", "core/", "data/", "features/", "networks.py", "planning/", "queries/", "release/"),
-    *("students/", "teachers/", "verify/"),
+    *("students/", "teachers/"),
     "mechanisms/neighbors.py",  # audits test mechanisms with these values; no price, noise or claim depends on them
 )
 

@@ -624,7 +624,7 @@ def rows_for(*rows: str):
         lambda text: "\n".join(text.splitlines()[:-1]) + "\n",
         lambda text: text + "0,0,0\n",
         lambda text: "",
-        lambda text: text.replace("query", "query"),
+        lambda text: text.replace("query", "question"),
         rows_for(*["0,1,1"] * 5),
         *(rows_for(*(f"{q},{label},{label}" for q in range(5))) for label in (2, 7)),
     ],

@@ -165,7 +165,7 @@ def test_names_are_escaped_on_page_and_card():
 def test_the_tables_of_the_card_are_whole():
     text = render_model_card(demo(class_names=tuple("0|2*45<789")))
     tables = re.findall(r"\n\n(\|.*\|)\n(\|[ -|]*\|)\n((?:\|.*\|\n)+)", text)
-    assert len(tables) == text.count("\n| --- |") == 6
+    assert len(tables) == text.count("\n| --- |") == 7
     for head, rule, rows in tables:
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, *rows.splitlines())}
         assert len(widths) == 1, "every row has as many cells as the head"
@@ -227,7 +227,7 @@ def test_a_bare_report_has_no_empty_sections():
     )  # fmt: skip
     text = render_page(bare)
     sections = [node.attrib["id"] for node in read_nodes(text) if node.tag == "section"]
-    assert sections == ["privacy", "accuracy", "run", "others", "limits", "owner", "files"]
+    assert sections == ["verdict", "privacy", "accuracy", "run", "others", "limits", "owner", "files"]
     assert "No accuracy is published" in text
 
 

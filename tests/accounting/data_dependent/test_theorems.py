@@ -141,7 +141,7 @@ def test_epsilon_of_votes():
 
 
 @pytest.mark.parametrize(
-    "cost",
+    "price",
     [
         GaussianNoisyMaxPrice(40, discrete=True),
         LaplaceNoisyMaxPrice(40, discrete=True),
