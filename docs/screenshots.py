@@ -21,7 +21,7 @@ SWITCHES = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--hide-scrollbars",
 )
-REPORT = {"head": (1770, 1880), "whole": (5200, 8600)}
+REPORT = {"head": (1330, 1880), "whole": (5200, 8600)}
 """Heights of the report, wide and on a phone."""
 
 

@@ -68,7 +68,9 @@ def test_what_is_imported_is_required_and_nothing_else():
     facts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[<>=\[ ]", text)[0].replace("-", "_") for text in facts["dependencies"]}
     always = [file for name, file in modules() if name != "privacy.postgres"]  # which the extra "postgres" serves
-    verifier = [file for file in (ROOT / "verify" / "pate_verify").glob("*.py") if file.stem not in ("losses", "ledger")]
+    verifier = [
+        file for file in (ROOT / "verify" / "pate_verify").glob("*.py") if file.stem not in ("losses", "ledger")
+    ]
     found = {module.split(".")[0] for file in (*always, *verifier) for module, _ in imports(file)}
     found |= {"tensorboard"}  # which torch.utils.tensorboard loads
     outside = {name for name in found if name not in sys.stdlib_module_names} - {"pate_torch", "pate_verify"}

@@ -95,7 +95,9 @@ def test_it_charges_what_it_quoted_and_releases_what_predict_applies(
     assert {file.name for file in release(home).iterdir()} == {
         "README.md", "SHA256SUMS", "privacy.json", "report.html", "student.safetensors", "summary.json"
     }  # fmt: skip
-    assert "labels.csv" not in card and "release.json" not in card and f"trained on the private records by {name}" in card
+    assert (
+        "labels.csv" not in card and "release.json" not in card and f"trained on the private records by {name}" in card
+    )
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["pate predict"])
     assert pate(["predict", str(release(home).parent), "test.csv"]) == 0

@@ -41,12 +41,12 @@ def test_notebook_runs_from_a_bare_folder(file, bare):
 
 
 @pytest.mark.filterwarnings("ignore")  # as in a kernel
-def test_the_quickstart_runs_with_few_steps(bare, monkeypatch, capsys):
+def test_the_notebook_on_reuse_runs_with_few_steps(bare, monkeypatch, capsys):
     """Its cells, in this process: nothing is shown by a kernel but what the slow tests show."""
     monkeypatch.chdir(bare)
     monkeypatch.setattr(matplotlib.pyplot, "show", lambda: matplotlib.pyplot.close("all"))
     names, shorter = {}, re.compile(r"\bsteps=\d+")
-    for cell in nbformat.read(FOLDER / "quickstart.ipynb", as_version=4).cells:
+    for cell in nbformat.read(FOLDER / "reuse.ipynb", as_version=4).cells:
         if cell.cell_type == "code":
             exec(shorter.sub("steps=5", cell.source), names)
     assert "epsilon = " in capsys.readouterr().out and not list(bare.iterdir())
