@@ -1,4 +1,4 @@
-"""What MNIST allows of PATE 2017 and PATE 2018: votes of 250 teachers under the published mechanisms and their epsilons.
+"""PATE 2017 and PATE 2018 on MNIST: votes of 250 teachers under the published mechanisms, and their epsilons.
 
     PYTHONPATH=. python benchmarks/replications/papernot2018.py --data-root data
 
