@@ -268,6 +268,23 @@ def test_every_page_has_its_place_on_the_site():
     assert {file.stem for file in (ROOT / "notebooks").glob("*.ipynb")} == set(re.findall(r"notebooks/(\w+)\.md", site))
 
 
+def test_the_page_of_the_configuration_names_every_key(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    monkeypatch.setattr(pages, "OUT", tmp_path)
+    pages.write_configuration()
+    text = (tmp_path / "reference" / "configuration.md").read_text()
+    with hydra_config.open_configuration():
+        cfg = OmegaConf.to_container(compose("config"), resolve=False)
+    keys = {key for key in cfg if key != "recommended"} | {key for key in cfg["mechanism"] if key != "_target_"}
+    keys |= {key for group in ("method", "student", "executor", "privacy") for key in cfg[group] if key != "_target_"}
+    assert len(keys) > 60 and [key for key in keys if not re.search(rf"\b{key}\b", text)] == []
+    rows = re.findall(r"^\| `(\w+)` \| `.*` \| (.*) \|$", text, re.MULTILINE)
+    unexplained = {key for key, meaning in rows if not meaning}
+    assert len(rows) > 250 and unexplained <= {"name"}, unexplained
+
+
 def test_the_readme_opens_with_the_two_commands():
     first = blocks(ROOT / "README.md")[0]
     assert [line.split("#")[0].strip() for line in first.commands] == ["make demo", "make test"]
