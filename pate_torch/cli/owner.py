@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from typing import Any
 
 import yaml
 
@@ -40,8 +41,9 @@ def main(options: argparse.Namespace) -> int:
     answers: dict[str, str] = {}
     for name, prompt in PROMPTS.items():
         while answer := input(f"{prompt} [{getattr(facts, name) or 'not stated'}] ").strip():
+            change: dict[str, Any] = {name: answer}
             try:
-                facts, answers[name] = replace(facts, **{name: answer}), answer
+                facts, answers[name] = replace(facts, **change), answer
                 break
             except ValueError as error:
                 print(f"error: {error}")
