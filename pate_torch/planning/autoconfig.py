@@ -171,9 +171,8 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
     if not facts.is_encoded:
         features = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
     assert gradients.class_counts is not None
-    noises = (
-        f"{gradients.mechanism.sigma:.3g} clipping norms, that of each class count {gradients.class_counts.sigma:.3g}"
-    )
+    noise = f"Each sum of gradients gets noise of {gradients.mechanism.sigma:.3g} clipping norms"
+    noise += f", and each class count noise of {gradients.class_counts.sigma:.3g} units"
     return MethodConfig(
         name="gradients",
         num_queries=facts.num_public,
@@ -181,8 +180,8 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
         class_counts=gradients.class_counts,
         features=features,
         self_training=facts.is_image,
-        reason=f"noisy gradients of a linear model: {reason}",
-        expectation=f"the noise of each sum of gradients is {noises} units. The noisy counts decide whether to go on",
+        reason=f"noisy gradients of a linear model, {reason}",
+        expectation=f"{noise}. The noisy counts decide whether the fit continues.",
     )
 
 
