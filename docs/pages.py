@@ -64,7 +64,7 @@ def notebook(file: Path) -> None:
     parts = []
     for cell in nbformat.read(file, as_version=4).cells:
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", cell.source))
             continue
         parts.append(f"```python\n{cell.source}\n```")
         for output in cell.outputs:
