@@ -65,7 +65,36 @@ def test_without_the_extra_a_laplace_claim_is_not_checked_and_a_policy_may_refus
     (tmp_path / "policy.yaml").write_text("require_all_checks: true\n")
     code, text = verify_alone(release, "--policy", tmp_path / "policy.yaml")
     assert code == 1 and "NOT acceptable" in text and "guarantee" in text.splitlines()[-1]
-    assert pate(["verify", str(release)]) == 0  # here the extra is installed
+    (tmp_path / "policy.yaml").write_text("max_epsilon: 1000\nmax_delta: 1e-2\n")
+    code, text = verify_alone(release, "--policy", tmp_path / "policy.yaml")
+    assert code == 1 and "the check guarantee was not made" in text and text.count("FAILS  policy") == 1
+    assert pate(["verify", str(release), "--policy", str(tmp_path / "policy.yaml")]) == 0  # here the extra is installed
+
+
+def test_without_the_extra_a_ledger_in_a_database_is_not_checked(release, monkeypatch):
+    monkeypatch.setenv("PATE_LEDGER", "postgresql+psycopg://user:secret@127.0.0.1/ledger")
+    code, text = verify_alone(release, "--ledger")
+    assert code == 0 and "not checked  ledger" in text and "pate-verify[losses,postgres]" in text
+    assert "secret" not in text and "not checked: ledger" in text.splitlines()[-1]
+
+
+def test_a_total_that_is_the_cap_is_confirmed_by_the_ledger_alone(release, tmp_path, capsys):
+    false = shutil.copytree(release, tmp_path / "false")
+    privacy, summary = (json.loads((false / name).read_text()) for name in ("privacy.json", "summary.json"))
+    account = privacy["composition"]
+    account["account_total"] = summary["epsilon_charged"] = account["account_cap"]
+    account["account_route"] = "cap"
+    (false / "privacy.json").write_text(json.dumps(privacy))
+    (false / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "policy.yaml").write_text(f"max_account_epsilon: {account['account_cap']}\n")
+    ledger, words = str(release.parents[4] / "ledger.sqlite"), ["--policy", str(tmp_path / "policy.yaml")]
+    for options, mark, failed in (
+        (words, "not checked", "files, policy"),
+        ([*words, "--ledger", ledger], "ok   ", "files"),
+    ):
+        assert pate(["verify", str(false), *options]) == 1
+        text = capsys.readouterr().out
+        assert f"{mark}  account" in text and f"FAILED ({failed})" in text.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +103,7 @@ def test_without_the_extra_a_laplace_claim_is_not_checked_and_a_policy_may_refus
         ("max_epsilon: 1000\nmax_delta: 1e-2\nadjacency: add_remove\nunit: [record, 'group:patient']\n", 0),
         ("max_epsilon: 0.001", 1),
         ("max_account_epsilon: 1000\nadjacency: replace_one", 1),
+        ("unit: ['a, b', record] # a list\nadjacency: [ add_remove , 'replace_one' ]", 0),
         ("unit: group:patient  # a comment\n\n# another\nmax_delta: 1e-30", 2),
     ],
 )
@@ -92,6 +122,8 @@ def test_a_policy_accepts_what_keeps_its_limits(policy, failing, release, tmp_pa
         ("max_epsilon: 1\nmax_epsilon: 2", "line 2 is not"),
         ("max_epsilon:\n  nested: 1", "line 2 is not"),
         ("max_epsilon: {a: 1}", "line 1 is not"),
+        ("unit: [record, 'group:patient]", "line 1 is not"),
+        ("unit: []", "line 1 is not"),
         ("largest: 1", "policy key='largest': is unknown"),
         ("max_epsilon: true", "max_epsilon=True: must be a number"),
         ("max_epsilon: .nan", "max_epsilon='.nan': must be a number"),

@@ -7,7 +7,8 @@
 The command prints one line for each check, and a verdict. A claim below the lower bound on the cost of its events
 FAILS. A claim more than 1 % above the upper bound is loose. The exit code is 0 if no check fails, 1 if a check or the
 policy fails, and 2 if there is nothing to check. A check that could not be made ("not checked") does not change the
-exit code, unless the policy says ``require_all_checks: true``.
+exit code without a policy. A policy accepts an epsilon only if it was checked, and refuses every release with a check
+that was not made if it says ``require_all_checks: true``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +52,19 @@ def read_settings(name: str, file: Path, keys: Collection[str]) -> dict[str, Any
     except (OSError, UnicodeDecodeError) as error:
         raise make_error(name, str(file), f"cannot be read ({error})") from error
     settings: dict[str, Any] = {}
-    plain = r"\"[^\"]*\"|'[^']*'|[^\s\"'\[\]{}#,][^\"\[\]{}]*?"
+    quoted, start = r"\"[^\"]*\"|'[^']*'", r"[^\s\"'\[\]{}#,]"
+    plain, item = rf"{quoted}|{start}[^\"\[\]{{}}]*?", rf"{quoted}|{start}[^\"'\[\]{{}}#,]*"
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        match = re.fullmatch(rf"(\w+):(?: +({plain}|\[[^\[\]]*\]))?\s*(?: #.*)?", line)
+        match = re.fullmatch(rf"(\w+):(?: +({plain}|\[ *(?:{item})(?: *, *(?:{item}))* *\]))?\s*(?: #.*)?", line)
         if match is None or match[1] in settings:
             raise make_error(name, str(file), f"line {number} is not 'key: value' with a new key")
         if match[1] not in keys:
             raise make_error(f"{name} key", match[1], f"is unknown. Keys are {', '.join(keys)}")
         text = match[2] or ""
-        is_list = text.startswith("[")
-        values = [_parse_value(part.strip()) for part in text.strip("[]").split(",")] if is_list else _parse_value(text)
-        settings[match[1]] = values
+        items = [_parse_value(value.strip()) for value in re.findall(item, text[1:-1])]
+        settings[match[1]] = items if text.startswith("[") else _parse_value(text)
     return settings
 
 
@@ -95,14 +97,22 @@ def _check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 def verify_release(path: Path, ledger_place: Path | str | None = None) -> Iterator[Check]:
     """Run every check of the folder of a run or of its release. Raises ValueError if there is nothing to check."""
-    folder = release.ReleaseFolder.load(path)
+    folder, totals, is_kept = release.ReleaseFolder.load(path), [], False
     for check in release.run_checks(folder):
+        if check.name == "account" and folder.statement["composition"]["account_route"] == "cap" and check.is_ok:
+            totals.append(check)  # holds if the ledger shows that the filter kept the cap
+            continue
         yield check
         if check.name == "schema" and not check.is_ok:
             return
-    if ledger_place is not None:
-        yield from ledger.run_checks(folder, ledger_place)
-    else:
+    try:
+        for check in ledger.run_checks(folder, ledger_place) if ledger_place is not None else ():
+            yield check
+            is_kept = check.name == "cap" and check.is_ok
+    except ImportError as error:
+        yield release.make_missing_check("ledger", error, "losses,postgres")
+    yield from (replace(check, is_checked=is_kept) for check in totals)
+    if ledger_place is None:
         message = "the entries, the account's terms, other charges and the cap are checked with --ledger"
         yield Check("ledger", True, message, is_checked=False)
 
@@ -122,10 +132,8 @@ def read_claim(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: A key is unknown, a value is invalid, or a parameter is missing.
     """
-    claim, fix = (
-        read_settings("claim", file, (*TEXT_KEYS, *NUMBER_KEYS)),
-        "Add it if the source states it; do not guess.",
-    )
+    claim = read_settings("claim", file, (*TEXT_KEYS, *NUMBER_KEYS))
+    fix = "Add it if the source states it; do not guess."
     _check_choice("mechanism", claim.get("mechanism"), MECHANISMS)
     _check_choice("adjacency", claim.get("adjacency", "add_remove"), ADJACENCIES)
     limits = {"epsilon": (-1e-300, math.inf), "delta": (0, 1), "steps": (0, 10**6 + 1)}
@@ -183,31 +191,32 @@ def check_policy(file: Path, statement: Mapping[str, Any], checks: Collection[Ch
         ValueError: A key is unknown, or a value is invalid.
     """
     guarantee, policy = statement["guarantee"], read_settings("policy", file, POLICY_KEYS)
+    missing = [check.name for check in checks if not check.is_checked]
     values = {
-        "max_epsilon": guarantee["epsilon"],
-        "max_account_epsilon": statement["composition"]["account_total"],
-        "max_delta": guarantee["delta"],
+        "max_epsilon": ("guarantee", guarantee["epsilon"]),
+        "max_account_epsilon": ("account", statement["composition"]["account_total"]),
+        "max_delta": ("schema", guarantee["delta"]),
     }
-    for key, value in values.items():
+    for key, (name, value) in values.items():
         if key in policy:
             limit = _check_number(key, policy[key], 0)
-            is_ok, text = value is not None and value <= limit, "none" if value is None else f"{value:.6g}"
-            yield Check("policy", is_ok, f"{key.removeprefix('max_').replace('_', ' ')} {text} for at most {limit:g}")
+            text = f"{'none' if value is None else f'{value:.6g}'} for at most {limit:g}"
+            text += f", but the check {name} was not made" if name in missing else ""
+            is_ok = value is not None and value <= limit and name not in missing
+            yield Check("policy", is_ok, f"{key.removeprefix('max_').replace('_', ' ')} {text}")
     for key in ("adjacency", "unit"):
         if key in policy:
             accepted = policy[key] if isinstance(policy[key], list) else [policy[key]]
             is_ok = guarantee[key] in accepted
             yield Check("policy", is_ok, f"{key} {guarantee[key]} where {', '.join(map(str, accepted))} is accepted")
     if policy.get("require_all_checks", False):
-        names = [check.name for check in checks if not check.is_checked]
-        yield Check("policy", not names, f"not checked: {', '.join(names)}" if names else "every check was made")
+        yield Check("policy", not missing, f"not checked: {', '.join(missing)}" if missing else "every check was made")
 
 
 def format_verdict(checks: Collection[Check], headline: str, policy: Path | None) -> str:
     """Format the last line: what failed, what was not checked, and whether the policy accepts the release."""
-    failed, missing = (
-        [c.name for c in checks if getter(c)] for getter in (lambda c: not c.is_ok, lambda c: not c.is_checked)
-    )
+    failed = [check.name for check in checks if not check.is_ok]
+    missing = [check.name for check in checks if check.is_ok and not check.is_checked]
     num_checked = len(checks) - len(missing)
     text = f"all {num_checked} checks passed"
     if failed:

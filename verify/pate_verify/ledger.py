@@ -35,6 +35,8 @@ def read_entries(ledger: Path | str) -> list[dict[str, Any]]:
             engine = sqlalchemy.create_engine(ledger, poolclass=sqlalchemy.NullPool, connect_args=settings)
             with engine.connect() as database:
                 rows = database.exec_driver_sql("SELECT seq, hash, body FROM pate_ledger.entries ORDER BY seq").all()
+        except ImportError:
+            raise
         except Exception as error:  # of any driver, whose message may show the password
             raise ValueError(f"{name}: cannot be read ({type(error).__name__}). Try pate ledger verify.") from None
     previous_hash, chain = "0" * 64, []

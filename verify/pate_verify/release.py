@@ -108,7 +108,7 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
         except ImportError as error:
-            yield _make_missing_check(check.__name__.removeprefix("_check_"), error)
+            yield make_missing_check(check.__name__.removeprefix("_check_"), error)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
             name = check.__name__.removeprefix("_check_")
             yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
@@ -416,9 +416,9 @@ def _check_certificate(folder: ReleaseFolder) -> Iterator[Check]:
     yield make_check("model", results, "does not fit its certificate", f"excess error {excess:.6g}, {terms[0]}")
 
 
-def _make_missing_check(name: str, error: ImportError) -> Check:
-    message = f"needs more packages: pip install 'pate-verify[losses]' ({error})"
-    return Check(name, True, message, is_checked=False)
+def make_missing_check(name: str, error: ImportError, extras: str = "losses") -> Check:
+    """Make the result of a check that needs packages which are not installed."""
+    return Check(name, True, f"needs more packages: pip install 'pate-verify[{extras}]' ({error})", is_checked=False)
 
 
 def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
@@ -451,16 +451,15 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
 
 def _check_claim(name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float) -> Check:
     """Compare an epsilon with the cost of its events."""
+    if route == "cap":  # The filter charges what releases incurred, which can be less than they reserved.
+        is_ok = name == "account" and epsilon == cap
+        fault = f", but the cap is {cap:.6g}, for all releases together"
+        message = f"epsilon {epsilon:.6g} claimed by the account's cap"
+        return Check(name, is_ok, message + (", which the ledger confirms" if is_ok else fault), is_checked=False)
     try:
         bounds = compute_bounds(events, delta)
     except ImportError as error:
-        return _make_missing_check(name, error)
-    if route == "cap":  # total of many releases, bounded by the filter
-        # The filter charges what releases incurred, which can be less than they reserved.
-        is_ok = name == "account" and epsilon == cap
-        result = "not checked without the ledger (--ledger)" if is_ok else f"the cap is {cap:.6g}, for all releases"
-        message = f"the account's cap, {epsilon:.6g}, for reserved events of at least {bounds.low:.6g}: {result}"
-        return Check(name, is_ok, message, is_checked=False)
+        return make_missing_check(name, error)
     kinds = {e["kind"] for e in events} - {"delta"}
     gaussian_kinds = {"gaussian", "sampled_gaussian"}
     is_consistent = kinds <= {"pure": {*PURE_KINDS}, "pld": {*PURE_KINDS, *gaussian_kinds}}.get(route or "", kinds)
