@@ -111,7 +111,9 @@ def verify_release(path: Path, ledger_place: Path | str | None = None) -> Iterat
             is_kept = check.name == "cap" and check.is_ok
     except ImportError as error:
         yield release.make_missing_check("ledger", error, "losses,postgres")
-    yield from (replace(check, is_checked=is_kept) for check in totals)
+    for check in totals:
+        remark = "the ledger confirms that the cap was kept" if is_kept else "only the ledger can confirm the cap"
+        yield replace(check, is_checked=is_kept, message=f"{check.message}; {remark}")
     if ledger_place is None:
         message = "the entries, the account's terms, other charges and the cap are checked with --ledger"
         yield Check("ledger", True, message, is_checked=False)
