@@ -404,6 +404,17 @@ def test_every_field_of_the_statement_is_explained():
     assert keys_in(page, "keys of private/summary.json") == owner
 
 
+def test_the_table_of_nist_names_fields_of_the_statement():
+    from pate_torch.release.renderer import build_statement
+    from tests.release.reporting_demo import demo
+
+    fields = leaves(build_statement(demo()))
+    parents = {field.rpartition(".")[0] for field in fields}
+    rows = table(ROOT / "docs" / "howto" / "release.md", "NIST SP 800-226")[1:]
+    named = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row[1])}
+    assert len(named) > 15 and named <= fields | parents
+
+
 # -- the data set of docs/howto/extending.md -----------------------------------------------------------------------
 
 
