@@ -23,8 +23,8 @@ OUT = ROOT / "build" / "pages"
 LINK = re.compile(r"(?:\]\(|(?:src|srcset|href)=\")([^)\s\"#]+)")
 
 
-def pages() -> list[Path]:
-    """Every document, from the root of the repository."""
+def list_pages() -> list[Path]:
+    """List every document, relative to the root of the repository."""
     tops = (
         "README.md",
         "CONTRIBUTING.md",
@@ -37,8 +37,8 @@ def pages() -> list[Path]:
     return [Path(name) for name in tops] + [file.relative_to(ROOT) for file in more]
 
 
-def gather(page: Path) -> None:
-    """One document, and whatever it links to that is no document."""
+def gather_page(page: Path) -> None:
+    """Copy one document, and the files that it links to."""
     text = (ROOT / page).read_text(encoding="utf-8")
     text = re.sub(
         r"\]\((?:\.\./)*notebooks/([\w]+)\.ipynb\)", r"](%snotebooks/\1.md)" % ("../" * (len(page.parts) - 1)), text
@@ -51,16 +51,16 @@ def gather(page: Path) -> None:
             copy = OUT / target.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(target, copy)
-    write(page, text)
+    write_page(page, text)
 
 
-def write(page: Path, text: str) -> None:
+def write_page(page: Path, text: str) -> None:
     (OUT / page).parent.mkdir(parents=True, exist_ok=True)
     (OUT / page).write_text(text, encoding="utf-8")
 
 
-def notebook(file: Path) -> None:
-    """A notebook as a page: its words, its code, what it printed and drew."""
+def convert_notebook(file: Path) -> None:
+    """Write a notebook as a page of its text, code, printed output and figures."""
     parts = []
     for cell in nbformat.read(file, as_version=4).cells:
         if cell.cell_type == "markdown":
@@ -77,7 +77,7 @@ def notebook(file: Path) -> None:
             else:
                 text = output.get("text") or data.get("text/plain", "")
                 parts.append(f"```text\n{text.rstrip()}\n```")
-    write(Path("notebooks") / f"{file.stem}.md", "\n\n".join(parts) + "\n")
+    write_page(Path("notebooks") / f"{file.stem}.md", "\n\n".join(parts) + "\n")
 
 
 def read_attributes(target: Any) -> dict[str, str]:
@@ -110,26 +110,40 @@ def format_options(group: str, name: str) -> str:
     return head + ("| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n\n" if rows else "")
 
 
+def format_file(file: Path) -> str:
+    """Format the keys of a YAML file as a table, with the comment beside each key as its meaning."""
+    rows: list[str] = []
+    path: list[str] = []
+    for line in file.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
+        if match := re.fullmatch(r"( *)(- )?([\w@]+):(?: +([^# ].*?))?(?: +# (.*))?", line):
+            path[len(match[1]) // 2 :] = [match[3]]
+            group = f"[options](#{match[3].partition('@')[0]}) " if match[2] else ""
+            if match[4]:
+                key = ".".join(path).removeprefix("defaults.")
+                rows.append(f"| `{key}` | `{match[4]}` | {group}{match[5] or ''} |")
+    return f"## conf/{file.name}\n\n| key or group | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
 def write_configuration() -> None:
     """Write the page of all keys: the two files of keys, and the fields of the classes of each option."""
     text = "# Configuration\n\nEvery key of `train.py`, `pate plan` and `pate label`, generated from the code. "
-    text += "`${...}` refers to another key.\n"
+    text += "`${...}` refers to another key. `group=option` on the command line chooses an option of a group.\n"
     for name in ("config.yaml", "account.yaml"):
-        content = (ROOT / "conf" / name).read_text(encoding="utf-8").partition("\nhydra:")[0]
-        text += f"\n## conf/{name}\n\n```yaml\n{content}\n```\n"
-    datasets = ", ".join(f"`{file.stem}`" for file in sorted((ROOT / "conf" / "dataset").glob("*.yaml")))
-    text += f"\n## dataset\n\nFiles in `conf/dataset`: {datasets}.\n"
+        text += "\n" + format_file(ROOT / "conf" / name)
+    for group in ("dataset", "experiment"):
+        names = ", ".join(f"`{file.stem}`" for file in sorted((ROOT / "conf" / group).glob("*.yaml")))
+        text += f"\n## {group}\n\nFiles in `conf/{group}`: {names}.\n"
     for group, options in components.COMPONENTS.items():
         text += f"\n## {group}\n\n" + "".join(format_options(group, name) for name in options)
-    write(Path("reference") / "configuration.md", text)
+    write_page(Path("reference") / "configuration.md", text)
 
 
 def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
-    for page in pages():
-        gather(page)
+    for page in list_pages():
+        gather_page(page)
     for file in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        notebook(file)
+        convert_notebook(file)
     write_configuration()
     shutil.copy(ROOT / "docs" / "site.css", OUT / "docs")
     print(f"{sum(1 for _ in OUT.rglob('*.md'))} pages under {OUT.relative_to(ROOT)}")

@@ -170,7 +170,7 @@ def format_tables(facts: Sequence[SplitFacts], cells: Sequence[Table4Cell]) -> s
             if d.dataset == dataset
         ]
     if any(row.paper is not None for row in table):
-        note = "The paper's intervals as printed: sqrt(30) times as wide they are 95 % (docs/reference/errata.md)."
+        note = "The paper's intervals as printed: sqrt(30) times as wide they are 95 % (docs/reference/papers.md)."
         lines += textwrap.wrap(note, WIDTH)
     return "\n".join(lines)
 

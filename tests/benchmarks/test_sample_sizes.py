@@ -149,6 +149,7 @@ def test_at_the_promised_size_the_mechanism_does_what_is_promised(name):
 
 @pytest.mark.parametrize("name", sorted(TIGHT))
 def test_half_of_a_tight_size_is_too_little(name):
+    """BTT18 Lemma 5.13 among them: 2k/3 scores in one bin lead by k/3, which is a distance of k/6 - 1."""
     size, run = CASES[name]
     count, runs = successes(size / 2, run)
     assert stats.binom.cdf(count, runs, 1 - BETA) < 1e-9

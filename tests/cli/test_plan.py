@@ -84,7 +84,7 @@ def test_a_plan_states_what_was_measured_with_the_figures_of_the_documentation()
     measured = [note for note in notes if "teachers" in note and "2,417" in note]
     assert {note.partition(",")[0] for note in measured} == {"lean_cnn", "convnet"}
     assert "not measured on SVHN" in notes[0]
-    page = (ROOT / "docs" / "reference" / "papers.md").read_text()
+    page = (ROOT / "docs" / "experiments" / "svhn-format.md").read_text()
     figures = {word for note in measured for word in re.findall(r"\d[\d,.]*(?= %| s | ms| minutes| hours)", note)}
     assert len(figures) >= 6 and not {figure for figure in figures if figure not in page}
     assert not any("2,417" in note for note in plan("dataset=mnist", "mechanism.sigma=40").notes)

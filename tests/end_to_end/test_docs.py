@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -29,7 +30,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from pate_torch import audit
+import pate_torch
+from pate_torch import accounting, audit
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.cli import hydra_config
 from pate_torch.core.formatting import format_epsilon
@@ -280,9 +282,18 @@ def test_the_page_of_the_configuration_names_every_key(tmp_path, monkeypatch):
     keys = {key for key in cfg if key != "recommended"} | {key for key in cfg["mechanism"] if key != "_target_"}
     keys |= {key for group in ("method", "student", "executor", "privacy") for key in cfg[group] if key != "_target_"}
     assert len(keys) > 60 and [key for key in keys if not re.search(rf"\b{key}\b", text)] == []
-    rows = re.findall(r"^\| `(\w+)` \| `.*` \| (.*) \|$", text, re.MULTILINE)
-    unexplained = {key for key, meaning in rows if not meaning}
-    assert len(rows) > 250 and unexplained <= {"name"}, unexplained
+    rows = re.findall(r"^\| `([\w.@]+)` \| `.*` \| (.*) \|$", text, re.MULTILINE)
+    unexplained = {key for key, meaning in rows if not meaning.strip()}
+    assert len(rows) > 300 and unexplained <= {"name"}, unexplained
+    assert {f"privacy.{key}" for key in cfg["privacy"]} | {f"paths.{key}" for key in cfg["paths"]} <= {*dict(rows)}
+
+
+def test_the_page_of_python_names_shows_every_public_name():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    shown = [pkgutil.resolve_name(path) for path in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)]
+    public = [getattr(pate_torch, name) for name in pate_torch.__all__]
+    public += [value for value in vars(accounting).values() if callable(value)]
+    assert {id(each) for each in shown} == {id(each) for each in public}
 
 
 def test_the_readme_opens_with_the_two_commands():

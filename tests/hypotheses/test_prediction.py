@@ -35,6 +35,7 @@ def brute_prediction(records, size, gamma, queries=(0, 1, 2)):
 
 @pytest.mark.parametrize("size,n", [(1, 4), (2, 4)])
 def test_stability_holds_over_every_pair_of_neighbors(size, n):
+    """DF20 Lemma 7: given the subset, a draw of bounded range gamma moves a probability by tanh(gamma/4) at most."""
     gamma = size / n
     laws, records_U = all_laws(lambda r: both(brute_prediction(r, size, gamma)), 3, n)
     moved, sharp = worst(laws, records_U)[2], compute_stability(gamma, size / n, "sharp")

@@ -64,7 +64,7 @@ def test_printed_distances_are_caught():
     both = {"sensitivity above 1", "above 0 where the winner differs"}
     assert faults(lambda counts: max(0, gap(counts) - 1)) == both
     assert faults(gap) == both
-    # The examples of docs/reference/errata.md, each of which moves one vote.
+    # The examples of docs/reference/papers.md, each of which moves one vote.
     assert [gap(counts) - 1 for counts in ((4, 2), (5, 1))] == [1, 3]
     assert gap((2, 4)) - 1 == 1 and ((2, 4).index(4), (3, 3).index(3)) == (1, 0)
     assert [gap(counts) for counts in ((3, 2), (2, 3))] == [1, 1]

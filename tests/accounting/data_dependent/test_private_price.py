@@ -61,6 +61,7 @@ def printed(order, decay, sigma) -> float:
 
 
 def test_the_printed_formula_is_too_small():
+    """Two normals whose widths differ by e^b and whose means by one local sensitivity diverge by more than printed."""
     assert printed(20, 0.02, 10) == pytest.approx(0.2715684156920066, rel=1e-12)
     assert private_price.compute_publication_rdp(20, 0.02, 10) == pytest.approx(0.4645, abs=5e-5)
 

@@ -260,6 +260,7 @@ def test_published_price_is_the_theorem_or_a_little_above_it():
 
 
 def test_orders_and_models_without_a_proved_bound_are_refused():
+    """PATE 2018's condition C6 fails for K = 250, C = 10, sigma = 40 at orders of about 38 to 122."""
     usable = smooth_sensitivity.find_usable_orders(
         GaussianNoisyMaxPrice(sigma=40), [20.0, 60.0], num_teachers=250, num_classes=10
     )
