@@ -1,7 +1,7 @@
 """Runs notebooks and writes each notebook with its outputs: python notebooks/render.py [name ...]
 
 The source of a notebook is the .py file of the same name. A notebook runs in an empty folder. Progress and paths, which
-change from run to run, are removed from the outputs.
+change from run to run, are removed from the outputs; of the progress, the forecast of a fit stays.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def run_notebook(source: Path) -> nbformat.NotebookNode:
             (Path(home) / key).mkdir()
             os.environ[key] = str(Path(home) / key)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FOLDER.parent), before.get("PYTHONPATH")]))
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # for shell cells
         os.environ.pop("PATE_DATA", None)
         try:
             place = {"metadata": {"path": home}}
@@ -43,7 +44,7 @@ def run_notebook(source: Path) -> nbformat.NotebookNode:
             cell.pop("id", None)
             cell.metadata.pop("execution", None)
             if cell.cell_type == "code":
-                cell.outputs = [output for output in cell.outputs if _clean_output(output, home)]
+                cell.outputs = _join_streams([output for output in cell.outputs if _clean_output(output, home)])
     notebook.metadata = {"kernelspec": notebook.metadata.get("kernelspec", {}), "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
@@ -54,11 +55,25 @@ def _clean_output(output: nbformat.NotebookNode, home: str) -> bool:
     """Remove progress and paths from an output, and return whether the output is to be kept."""
     if output.output_type == "stream":
         output.text = re.sub(r"\S*" + re.escape(home), "", output.text)
-        return output.name != "stderr" and bool(output.text.strip())
+        if output.name == "stderr":
+            output.name, lines = "stdout", re.findall(r"^Forecast.*\n", output.text, re.MULTILINE)
+            output.text = "".join(lines)
+        return bool(output.text)
     picture = output.get("data", {}).get("image/png")
     if picture:
         output.data["image/png"] = _reduce_colors(picture)
     return True
+
+
+def _join_streams(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Join the parts in which a kernel happened to send one text."""
+    joined: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if joined and output.output_type == joined[-1].output_type == "stream":
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return [output for output in joined if output.output_type != "stream" or output.text.strip()]
 
 
 def _reduce_colors(picture: str) -> str:

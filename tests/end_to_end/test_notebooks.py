@@ -2,6 +2,8 @@
 
 import os
 import re
+import sys
+from pathlib import Path
 
 import jupytext
 import matplotlib.pyplot
@@ -24,6 +26,7 @@ def bare(tmp_path, monkeypatch):
     # The package may stand in its checkout, not installed.
     root = str(FOLDER.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))  # shell cells
     (tmp_path / "work").mkdir()
     return tmp_path / "work"
 
