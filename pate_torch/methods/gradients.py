@@ -224,13 +224,14 @@ class GradientMethod(RecordMethod):
 def describe(unit: str, steps: int) -> MethodDescription:
     """Describe the method for reports, given the privacy unit and the number of steps of a round."""
     times = "once" if steps == 1 else f"{steps} times"
-    sentence = f"Every {get_unit_column(unit) or 'record'} gave its gradient {times}{{each_round}}"
+    one = get_unit_column(unit) or "record"
+    sentence = f"Every {one} contributed its gradient {times}{{each_round}}"
     return MethodDescription(
         subject="gradients",
-        procedure=f"{sentence}: the direction in which a public model would have to change to predict it "
-        "better, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients. Only "
-        "models trained on the noisy sums, and their answers on public points, were released. A student sees nothing "
-        "but public points and these answers.",
+        procedure=f"Every {one} contributed its gradients, the directions in which a public model would have to "
+        "change to predict it better, clipped to a fixed length. The mechanism {mechanism} added noise to every sum of "
+        "these gradients. Only models trained on the noisy sums, and their answers on public points, were released. A "
+        "student sees nothing but public points and these answers.",
         query_sentence="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
         examples="Public points, each with the class given by the model trained on noisy sums. Some classes are wrong, "
         "because of the noise and of errors of the model.",

@@ -213,10 +213,10 @@ class LabelingMethod(PrivateMethod):
         description = self.describe(facts)
         if self.class_counts is not None:
             counts = (
-                "First, the number of units in each class, and the sum of their shares of values outside the public "
-                f"range, were released with noise of {self.class_counts.sigma:.4g} units and twice as many"
+                "First, the number of units in each class and the sum of their shares of values outside the public "
+                "range were released with noise. The same privacy cost covers these counts."
             )
-            procedure = f"{counts}, which the same cost covers. {description.procedure}"
+            procedure = f"{counts} {description.procedure}"
             once = "Every unit was counted once, by the class of one of its records."
             assumptions = *description.assumptions, once
             description = dataclasses.replace(description, procedure=procedure, assumptions=assumptions)

@@ -158,9 +158,10 @@ def describe(
     noise_target = "a measure of their agreement" if soft else "the votes"
     return MethodDescription(
         subject="teachers",
-        procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
-        f"queries. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
-        f"{extra_output} were released. A student sees nothing but public points and these answers.",
+        procedure=f"Each of {num_teachers} teachers was trained on its own share of the records, and they {action} "
+        f"{{asked}} public queries. The mechanism {{mechanism}} added noise to {noise_target}, and only its "
+        f"{{answered}} answers{extra_output} were released. A student sees "
+        "nothing but public points and these answers.",
         query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
         examples="Public points, each with the label that the noisy vote gave it. Some labels are wrong, because of "
         "the noise and of errors of the teachers.",

@@ -342,7 +342,7 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
     if claim.epsilon is None:
         yield "Privacy", statement.format_headline(report)
     else:
-        yield "What is private", f"{claim.unit_words}, in all files of this release"
+        yield "Protected", f"{claim.unit_words}, in all files of this release"
         yield "Guarantee", f"epsilon = {format_epsilon(claim.epsilon)}, delta = {claim.terms['delta']}"
         yield from ((f"  {name}", value) for name, value in claim.terms.items() if name != "delta")
         guarantee, *other_prices = statement.list_epsilon_lines(report)
@@ -354,7 +354,7 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
     yield from statement.list_run_facts(report).items()
     for accuracy in report.accuracies:
         if accuracy not in report.evaluation.baselines:  # the owner's metrics include the baselines
-            yield accuracy.name, f"{accuracy.share} correct: {accuracy.description}"
+            yield accuracy.name, f"accuracy {accuracy.share}: {accuracy.description}"
     if report.majority_warning is not None:
         yield "", report.majority_warning
     if report.evaluation.private_test is not None:

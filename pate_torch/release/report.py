@@ -39,7 +39,7 @@ FILES = {
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
     "sanitised.json": "The data-dependent cost with added noise, whose cost was charged to the account.",
-    "private_test.json": "Noisy numbers of held-out units on which the student is right and wrong, by class; charged.",
+    "private_test.json": "Noisy numbers of correct and wrong predictions on held-out units, by class; charged.",
     "release.json": "The queries, the method that answered them, and the cost.",
     "labels.csv": "The queries and the released labels; -1 means no answer. Another student can be trained on these "
     "labels and the public points. If release.json has the key points, it says how to find the points by name.",
@@ -226,9 +226,14 @@ class ReleaseRecord(PublicFacts):
 
     @property
     def mechanism_words(self) -> str:
-        """The mechanism with its parameters, as in 'gaussian (sigma = 40)', rounded to six digits."""
-        values = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
+        """The mechanism with its parameters, as in 'gaussian (sigma = 40)'."""
+        values = self.parameter_words
         return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in values.items())})" if values else "")
+
+    @property
+    def parameter_words(self) -> dict[str, str]:
+        """The parameters of the mechanism that are not None, rounded to six digits."""
+        return {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in self.parameters.items() if v is not None}
 
     def get_class_name(self, label: int) -> str:
         """Return the name of a class; the label -1 means no answer."""
@@ -414,7 +419,7 @@ class ReleaseReport:
             rows.append(Accuracy(name="Student", share=share, description=description, is_primary=True))
         if (share := evaluation.label_share) is not None:
             description = f"{record.queries_answered} of {record.queries_asked} queries answered"
-            rows.append(Accuracy(name="Released labels", share=share, description=description))
+            rows.append(Accuracy(name="Released labels", share=share, description=description, is_primary=True))
         return (*rows, *evaluation.baselines)
 
     @property
@@ -441,7 +446,9 @@ class ReleaseReport:
         if self.evaluation.student_accuracy is None or hits >= max_count:
             return None
         name, share = self.record.get_class_name(counts.index(max_count)), format_percent(max_count / sum(counts))
-        return f"Below the majority class: the constant prediction {name} is right on {share} of the test points."
+        return (
+            f"Below the majority class: the constant prediction {name} has an accuracy of {share} on the test points."
+        )
 
 
 def format_route(accountant: str) -> str:

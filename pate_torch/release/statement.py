@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import format_duration
-from pate_torch.privacy.records import LABEL_UNIT
+from pate_torch.privacy.records import LABEL_UNIT, PublicAsset
 from pate_torch.release.owner_file import TUNING_METHODS
-from pate_torch.release.report import ReleaseRecord, ReleaseReport, format_price, format_route
+from pate_torch.release.report import ReleaseRecord, ReleaseReport, format_percent, format_price, format_route
+from pate_torch.students.private_test import CONFIDENCE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -94,24 +95,29 @@ def format_plain_words(report: ReleaseReport) -> tuple[str, ...]:
 
 def list_verdict(report: ReleaseReport) -> dict[str, str]:
     """List what a reader must know first: who released what, what it means, how accurate it is, how to check it."""
-    record, claim, evaluation = report.record, report.claim, report.evaluation
-    facts = {"Released from": record.dataset + (f"; contact: {record.owner.contact}" if record.owner.contact else "")}
-    facts["Content"] = format_sentence("contents", report)
+    claim, evaluation = report.claim, report.evaluation
+    facts = {"Data": format_sentence("data", report), "Content": format_sentence("contents", report)}
     if claim.epsilon is not None:
-        factor = f"{math.ceil(10 * math.exp(claim.epsilon)) / 10:.4g}" if claim.epsilon < 20 else "e^epsilon"
+        factor = f"the factor {_format_factor(claim.epsilon)}" if claim.epsilon < 10 else "the factor exp(epsilon)"
         facts["Meaning"] = " ".join(list_paragraphs("meaning", report, factor))
-        total = "no total" if claim.epsilon_charged is None else format_epsilon(claim.epsilon_charged)
-        cap = "no cap" if claim.budget_epsilon is None else f"a cap of {format_epsilon(claim.budget_epsilon)}"
-        facts["All releases"] = f"epsilon {total} of {cap}, for everything released from these records so far"
+        facts["All releases"] = format_sentence("total", report)
     if (share := evaluation.student_share or evaluation.label_share) is not None:
-        subject = "of the student" if evaluation.student_share else "of the labels"
-        facts["Accuracy"] = f"{share} {subject}" + (f", on {share.size} public points" if share.size else "")
-    elif evaluation.private_test is not None:
-        facts["Accuracy"] = f"at least {math.floor(1000 * evaluation.private_test.bound) / 10:.1f} %, by a private test"
+        points = ("public test points" if evaluation.student_share else "labels") if share.size else ""
+        interval = f" (95 % interval: {share.interval_words}), on {share.size:,} {points}" if share.size else ""
+        facts["Accuracy"] = format_percent(share.value) + interval
+    elif (test := evaluation.private_test) is not None:
+        low = math.floor(1000 * test.bound) / 10
+        facts["Accuracy"] = f"at least {low:.1f} % with probability {CONFIDENCE:g}, by a test on private records"
     else:
         facts["Accuracy"] = "not published"
-    facts["Check"] = "pate-verify on this folder recomputes every claim (pate verify does the same)"
+    facts["Check"] = "Run pate verify or pate-verify with the path of this folder. Both recompute every claim."
     return facts
+
+
+def _format_factor(epsilon: float) -> str:
+    """Format exp(epsilon), rounded up to a tenth, or to a whole number from 100 on."""
+    factor = math.exp(epsilon)
+    return f"{math.ceil(10 * factor) / 10:.1f}" if factor < 100 else f"{math.ceil(factor):,}"
 
 
 # ---- the facts ------------------------------------------------------------------------------------------------------
@@ -171,24 +177,25 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
 def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[str, str]:
     """List the mechanism, the queries, and the ids of labels and teachers for reuse: name -> value, never empty.
 
-    If ``has_history``, the newest ledger entry and the time of each stage are listed, too.
+    If ``has_history``, the newest ledger entry and the time of each stage are listed, too, and the parameters of the
+    mechanism are left to a table of their own.
     """
     record = report.record
     reuse_note = "reuse is free" if report.claim.private else NOT_PRIVATE
     facts = {
-        "Mechanism": record.mechanism_words,
+        "Mechanism": record.mechanism if has_history else record.mechanism_words,
         "Noise": {"torch": "continuous, in floating point", "discrete": "exact and discrete"}[record.noise],
         "Queries": format_sentence("queries", report),
         "Kind of student": record.student,
         **{name: str(record.model.get(name.lower(), "")) for name in ("Hypothesis", "Certificate")},
-        "Release": record.release_id and f"labels={record.release_id} ({reuse_note})",
+        "Labels": record.release_id and f"labels={record.release_id} ({reuse_note})",
     }
     if (card := record.encoder) is not None:
         digest_words = f"SHA-256 {card.sha256[:12]}..., " if card.sha256 else ""
         facts["Encoder"] = f"{card.name} ({digest_words}license: {card.license or 'not declared'})"
     if record.teachers_id and record.teachers_reusable:
         facts["Teachers"] = f"teachers={record.teachers_id} (reuse is charged)"
-    elif record.teachers_id:
+    elif record.teachers_id and record.num_teachers:
         facts["Voters"] = f"{record.teachers_id} (reuse is charged)"
     if has_history:
         facts["Newest ledger entry"] = report.claim.ledger_head
@@ -210,9 +217,7 @@ def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
         "Choice of parameters": owner.tuning and TUNING_METHODS[owner.tuning],
     }
     for asset in report.record.assets:
-        facts = {"licence": asset.licence, "source": asset.source, "SHA-256": asset.sha256}
-        facts |= {"trained on": asset.trained_on} if asset.role == "encoder" else {}
-        words = "; ".join(f"{name}: {value or NOT_STATED}" for name, value in facts.items())
+        words = "; ".join(f"{name}: {value or NOT_STATED}" for name, value in _list_asset_facts(asset).items())
         statements[asset.role.capitalize()] = f"{asset.name}; {words}"
     statements["Audit"] = audit and (
         f"of {audit['audited']} in {audit['runs']} runs, by pate_torch {audit['version']}: "
@@ -225,9 +230,20 @@ def list_stated(report: ReleaseReport) -> dict[str, str]:
     """List the statements that the owner made, and in one row the names of those that are missing."""
     statements = list_owner_statements(report)
     stated = {name: value for name, value in statements.items() if value != NOT_STATED}
-    if missing := [name.lower() for name in statements if name not in stated]:
-        stated["Not stated"] = f"{', '.join(missing)}. The owner can state them: pate owner"
+    missing = [name.lower() for name in statements if name not in stated]
+    for asset in report.record.assets:
+        facts = _list_asset_facts(asset)
+        words = (f"{name}: {value}" for name, value in facts.items() if value)
+        stated[asset.role.capitalize()] = "; ".join((asset.name, *words))
+        missing += [f"{name} of the {asset.role}" for name, value in facts.items() if not value]
+    if missing:
+        stated["Not stated"] = f"{', '.join(missing)}. The owner can add them: pate owner {report.record.dataset}"
     return stated
+
+
+def _list_asset_facts(asset: PublicAsset) -> dict[str, str | None]:
+    facts = {"license": asset.licence, "source": asset.source, "SHA-256": asset.sha256}
+    return facts | ({"trained on": asset.trained_on} if asset.role == "encoder" else {})
 
 
 # ---- bounds on attacks ----------------------------------------------------------------------------------------------

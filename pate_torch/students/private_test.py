@@ -82,9 +82,9 @@ class PrivateTest:
         return compute_accuracy_bound(right, wrong, std, self.num_units)
 
     def __str__(self) -> str:
-        low = f"{math.floor(1000 * self.bound) / 10:.1f} % of such records with probability {CONFIDENCE:g}"
+        low = f"{math.floor(1000 * self.bound) / 10:.1f} % on such records with probability {CONFIDENCE:g}"
         estimate = "estimate {:.1f} %, standard deviation {:.1f} %".format(*(100 * value for value in self.accuracy))
-        return f"test {self.number} on held-out units: right on at least {low} ({estimate})"
+        return f"test {self.number} on held-out units: accuracy of at least {low} ({estimate})"
 
     def compute_logit_multiple(self, logit_PC: Tensor) -> float:
         """Compute the multiple of the logits at which the mean confidence on public points is the noisy accuracy.

@@ -84,11 +84,12 @@ def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):
     assert said["missing"] == ["Collection", "Access", "Retention", "Renewal of the cap", "Encoder"]
     pool, encoder = said["public_assets"]
     assert (pool["name"], pool["licence"], pool["role"]) == ("clouds", "CC0-1.0", "public points") and pool["sha256"]
-    assert encoder == asdict(Named.asset) and "waves; licence: MIT" in (release / "report.html").read_text()
+    assert encoder == asdict(Named.asset) and "waves; license: MIT" in (release / "report.html").read_text()
     found = said["verification"]["audit"]
     assert found["mechanism"] == "gaussian" and found["sound"] and found["runs"] == 200 and found["version"]
     text = (release / "README.md").read_text()
-    assert "&lt;b&gt;3" in text and "<b>3" not in text and statement.NOT_STATED in text
+    assert "&lt;b&gt;3" in text and "<b>3" not in text
+    assert "source of the encoder. The owner can add them: pate owner blobs" in text
     assert "no fault found" in text and text == render_model_card(report)
     assert all(check.is_ok for check in verify_release(plan.folder, tmp_path / "ledger.sqlite"))
 

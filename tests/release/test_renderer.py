@@ -165,7 +165,7 @@ def test_names_are_escaped_on_page_and_card():
 def test_the_tables_of_the_card_are_whole():
     text = render_model_card(demo(class_names=tuple("0|2*45<789")))
     tables = re.findall(r"\n\n(\|.*\|)\n(\|[ -|]*\|)\n((?:\|.*\|\n)+)", text)
-    assert len(tables) == text.count("\n| --- |") == 7
+    assert len(tables) == text.count("\n| --- |") == 8
     for head, rule, rows in tables:
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, *rows.splitlines())}
         assert len(widths) == 1, "every row has as many cells as the head"

@@ -73,7 +73,7 @@ def test_class_accuracies_are_the_diagonal_over_the_rows():
 @pytest.mark.parametrize(("hits", "is_below"), [(89, True), (90, False)])
 def test_a_student_below_the_majority_class_is_reported(hits, is_below):
     report = demo(confusion=((0, 10), (90 - hits, hits)), class_names=("no", "<yes>"), student_accuracy=hits / 100)
-    words = "Below the majority class: the constant prediction <yes> is right on 90.0 % of the test points."
+    words = "Below the majority class: the constant prediction <yes> has an accuracy of 90.0 % on the test points."
     assert report.majority_warning == (words if is_below else None)
     assert demo(confusion=()).majority_warning is None  # no public test labels
 
