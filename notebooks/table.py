@@ -160,6 +160,6 @@ plt.show()
 # - Several rows belong to one patient: pass `groups=` with the patient of each row. Otherwise one row is protected, and
 #   not a patient.
 # - Nothing public resembles the records: see [a table without public rows](no_public_rows.ipynb).
-# - The records are fewer than some hundreds: the fit stops, or the model is no better than the most frequent class.
+# - There are fewer than about a hundred records: at epsilon 1 the fit often stops without a model.
 #
 # Next: [all options](../docs/howto/classifier.md), [what a bad public pool costs](../docs/howto/public-pool.md).
