@@ -171,8 +171,8 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
     if not facts.is_encoded:
         features = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
     assert gradients.class_counts is not None
-    noise = f"Each sum of gradients gets noise of {gradients.mechanism.sigma:.3g} clipping norms"
-    noise += f", and each class count noise of {gradients.class_counts.sigma:.3g} units"
+    noise = f"Standard deviation of the noise: {gradients.mechanism.sigma:.3g} in each sum of gradients, to which a "
+    noise += f"unit adds at most 1, and {gradients.class_counts.sigma:.3g} in the number of units of each class"
     return MethodConfig(
         name="gradients",
         num_queries=facts.num_public,
@@ -181,7 +181,7 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
         features=features,
         self_training=facts.is_image,
         reason=f"noisy gradients of a linear model, {reason}",
-        expectation=f"{noise}. The noisy counts decide whether the fit continues.",
+        expectation=f"{noise}. If the noisy numbers show too few units, the fit stops, and only they are charged.",
     )
 
 

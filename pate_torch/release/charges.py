@@ -27,9 +27,12 @@ def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> s
     if total is None or charged is None:
         return f"charged with seeded noise, so that no epsilon holds; ledger at {ledger}"
     accountants = " and ".join(dict.fromkeys((charged.route, total.route)))
+    sum_words = f"the only charge of the account (cap {account.budget_epsilon:g})"
+    if len(charges) < len(account.charges):
+        sum_words = f"account total {format_epsilon(total.epsilon)} if all its releases were planned before the first, "
+        sum_words += f"otherwise up to its cap {account.budget_epsilon:g}"
     return (
-        f"charged {format_epsilon(charged.epsilon)}; account total {format_epsilon(total.epsilon)} if its releases "
-        f"were planned in advance, else its cap {account.budget_epsilon:g}; ledger at {ledger} (epsilon at delta "
+        f"charged {format_epsilon(charged.epsilon)}; {sum_words}; ledger at {ledger} (epsilon at delta "
         f"{format_delta(total.delta)}, {total.adjacency}, unit {account.unit}, accountant {accountants})"
     )
 

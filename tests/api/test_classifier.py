@@ -409,7 +409,7 @@ def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, 
     assert accuracy == pytest.approx(min(1, sum(row[0] for row in test.counts) / np.sum(test.counts)))
     assert abs(accuracy - truth) < 5 * std < 0.15 and truth - 0.15 < test.bound < accuracy
     said = capsys.readouterr().out
-    assert f"right on at least {math.floor(1000 * test.bound) / 10:.1f} %" in said and "leave it out" not in said
+    assert f"accuracy of at least {math.floor(1000 * test.bound) / 10:.1f} %" in said and "leave it out" not in said
     stated = clf.privacy_["utility"]["private_test"]
     assert (stated["bound"], stated["number"], stated["num_units"]) == (test.bound, 1, None)
     words = (clf.release_ / "README.md").read_text().replace("\\", "")
@@ -685,12 +685,12 @@ def test_it_prints_its_reason_in_two_lines_and_what_it_charged(make, capsys, tmp
     make(verbose=True).fit(X, Y, public=PUBLIC)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and str(tmp_path.absolute() / "ledger.sqlite") in lines[2]
-    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in lines[0] and "class count" in lines[1]
+    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in lines[0] and "units of each class" in lines[1]
 
 
 def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(fitted):
     statement = fitted().privacy_
-    assert "it is not stated how the choice was made" in " ".join(statement["not_covered"])
+    assert "It is not stated how the choice was made" in " ".join(statement["not_covered"])
     assert statement["chosen_by"] is None and statement["declared_values"]["classes"] == "declared by the owner"
     assert statement == json.loads((fitted().release_ / "privacy.json").read_text())
 

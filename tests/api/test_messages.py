@@ -121,10 +121,12 @@ def test_a_fit_tells_its_charge_and_the_total_of_the_account(method, make, tmp_p
     caplog.set_level(logging.INFO, "pate_torch")
     first = make(2.0, method=method, cap=30).fit(X, Y, public=PUBLIC)
     assert capsys.readouterr().out == "" and first.total_.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert "charged 2.000; the only charge of the account (cap 30); ledger" in caplog.messages[-1]
     second = make(1.0, method=method, allow_refit=True, verbose=True).fit(X, Y, public=PUBLIC)
     total = find_account(tmp_path, "clouds").guarantee
     total_words = (
-        f"account total {format_epsilon(total.epsilon)} if its releases were planned in advance, else its cap 30"
+        f"account total {format_epsilon(total.epsilon)} if all its releases were planned before the first, "
+        "otherwise up to its cap 30"
     )
     line = rf"charged 1\.000; {total_words}; ledger at {tmp_path}/ledger.sqlite {terms}"
     assert re.fullmatch(f"  {line}", capsys.readouterr().out.splitlines()[-1])
@@ -147,7 +149,7 @@ TEACHERS = {"method": "teachers", "num_teachers": 5, "spend_anyway": True}
     ("stage", "settings", "message", "finishes"),
     [
         ("Training", TEACHERS, "interrupted: nothing was charged to account 'clouds'. Repeat the same call", True),
-        ("Training the", {}, f"charged 4.000; account total 4.000 if .*10; .*{TERMS}. Repeat the same call to", True),
+        ("Training the", {}, f"charged 4.000; the only charge of the account .cap 10.; .*{TERMS}. Repeat the same call to", True),
         ("Training the", {"random_state": None}, "charged 4.000.*cannot be finished: another call", False),
         ("Answering", {}, "charged 4.000.*cannot be finished: another call is a new charge", False),
     ],
