@@ -38,6 +38,7 @@ import pate_torch
 from pate_torch import accounting, audit
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.cli import hydra_config
+from pate_torch.cli.main import COMMANDS
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.end_to_end import documents
@@ -298,6 +299,11 @@ def test_the_page_of_python_names_shows_every_public_name():
     public = [getattr(pate_torch, name) for name in pate_torch.__all__]
     public += [value for value in vars(accounting).values() if callable(value)]
     assert {id(each) for each in shown} == {id(each) for each in public}
+
+
+def test_the_page_of_commands_names_every_command():
+    rows = table(ROOT / "docs" / "reference" / "commands.md", "commands")[1:]
+    assert {row[0].strip("`") for row in rows} == {f"pate {name}" for name in COMMANDS}
 
 
 def test_the_readme_opens_with_the_two_commands():
