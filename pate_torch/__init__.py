@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pate_torch.api.pate import PATE as PATE
     from pate_torch.api.released import ReleasedClassifier as ReleasedClassifier
     from pate_torch.api.split import split_public as split_public
+    from pate_torch.api.synthesizer import TabularSynthesizer as TabularSynthesizer
     from pate_torch.students.store import load_student as load_student
     from pate_torch.teachers.network import Network as Network
 
@@ -27,11 +28,21 @@ _MODULE_BY_NAME = {
     "ReleasedClassifier": "pate_torch.api.released",
     "load_student": "pate_torch.students.store",
     "split_public": "pate_torch.api.split",
+    "TabularSynthesizer": "pate_torch.api.synthesizer",
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # an application chooses where messages go
 
-__all__ = ["PATE", "Network", "PATEClassifier", "PrivateLabeler", "ReleasedClassifier", "load_student", "split_public"]
+__all__ = [
+    "PATE",
+    "Network",
+    "PATEClassifier",
+    "PrivateLabeler",
+    "ReleasedClassifier",
+    "TabularSynthesizer",
+    "load_student",
+    "split_public",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -250,8 +250,10 @@ def _encode(answers: Answers, queries: int, is_count_added: bool) -> Outcomes:
         label_Q = label_Q + _hash_rows(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
     if answers.noisy_counts is not None:  # one vote moves from the first to the second class
         counts_QC = answers.noisy_counts.counts_QC.cpu().numpy()
-        difference_Q = counts_QC[:, 0] - (0 if is_count_added else counts_QC[:, 1])
-        label_Q = label_Q + 10 * np.floor(difference_Q / (answers.noisy_counts.sigma / 2)).astype(int)
+        count_Q2 = counts_QC[:, : counts_QC.shape[1] // 2 * 2].reshape(len(counts_QC), -1, 2).sum(1)
+        width = answers.noisy_counts.sigma * math.sqrt(counts_QC.shape[1] // 2) / 2
+        difference_Q = count_Q2[:, 0] - (0 if is_count_added else count_Q2[:, 1])
+        label_Q = label_Q * (counts_QC.shape[1] < 4) + 10 * np.floor(difference_Q / width).astype(int)
     if answers.score_PC is not None:  # logits with noise of scale 1; the record has class 0 or 1
         score_QC = answers.score_PC.cpu().double().numpy()
         label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not is_count_added))).astype(int)

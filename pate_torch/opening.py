@@ -22,7 +22,7 @@ from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest, create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.features.neighbors import NeighborSearch
-from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
+from pate_torch.methods.base import MethodInputs, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.owner_metrics import PrivateWriter
 from pate_torch.privacy.budget import Budget
@@ -35,7 +35,6 @@ from pate_torch.release.charges import explained_interrupts
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.store import UnfinishedCall, WrittenRelease
 from pate_torch.students.private_test import format_size_warning
-from pate_torch.students.store import load as load_student
 from pate_torch.teachers.store import RecordHashes, TeacherStore
 
 AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
@@ -423,9 +422,12 @@ def _resume_call(
         found_model = unfinished_call.find_model()
         if found_model is None:
             return config, None
-        folder, release_id = found_model
-        student = load_student(folder / "release" / "student.safetensors")
-        written = WrittenRelease(release=ModelRelease(release_id, student), record=make_record(config, facts))
+        folder, release = found_model
+        digests: dict[str, str] = {}
+        if (first_answers := release_store.read_first_answers(folder / "release")) is not None:
+            config = replace(config, method=config.method.adapt(first_answers, facts))
+            digests = release_store.write_first_answers(folder / "release", first_answers)
+        written = WrittenRelease(release=release, record=make_record(config, facts) | digests)
     else:
         interruption = unfinished_call.find()
         if interruption is None:

@@ -136,7 +136,7 @@ class ReleaseSession(OpenRun):
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Write the answers into ``release/``. Return the record of the release and the hashes for the ledger."""
         if isinstance(release, ModelRelease):
-            return record, save_model(release.student, self.release_dir)
+            return record, save_model(release.model, self.release_dir)
         facts = self.facts
         record = release_store.write(self.release_dir, release, record, facts.spec, guide, facts.pool.names)
         return record, release_store.select_digests(record)
@@ -196,7 +196,8 @@ class ReleaseSession(OpenRun):
         """
         config, facts = self.config, self.facts
         if isinstance(written.release, ModelRelease):
-            return config.method.student_name, written.release.student
+            model = written.release.model
+            return (config.method.student_name, model) if isinstance(model, Student) else None
         if not config.trains_student:
             return None
         labels, method = written.labels, config.method

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pate_torch.privacy import sensitive
-from pate_torch.privacy.sensitive import CellHistogram, GradientSums, SoftVotes, Votes
+from pate_torch.privacy.sensitive import CellHistogram, GradientSums, MarginalTables, SoftVotes, Votes
 
-SensitiveValue = Votes | SoftVotes | CellHistogram | GradientSums
+SensitiveValue = Votes | SoftVotes | CellHistogram | GradientSums | MarginalTables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +52,10 @@ class NeighborPair:
             difference_QC, max_changes = _get_rows(left) - _get_rows(right), left.sensitivity.l1
             if difference_QC.abs().sum() > max_changes or (max_changes == 2 and difference_QC.sum() != 0):
                 rule = "at most one record may change in the whole table"
+        elif isinstance(left, MarginalTables):
+            change_M = (_get_rows(left) - _get_rows(right)).abs()
+            if change_M.max() > 1 or change_M.sum() > left.sensitivity.l1:
+                rule = "at most one record may change in each table"
         if rule:
             raise ValueError(f"pair {self.name!r}: left and right are not neighbors: {rule}")
 
@@ -71,6 +75,8 @@ def _get_rows(value: SensitiveValue) -> Tensor:
     """Return the values that determine the distribution of the answer to each query, [Q, ...]."""
     if isinstance(value, SoftVotes):
         return torch.cat([value.counts_QSV, value.shifted_QSW], 2).flatten(1)
+    if isinstance(value, MarginalTables):
+        return value.counts_M[None]
     return torch.arange(len(value))[:, None] if isinstance(value, GradientSums) else value.counts_QC
 
 
@@ -175,6 +181,15 @@ def make_histogram_pairs(sigma: float, adjacency: str, num_queries: int) -> list
             right_QC[query, label] += change
         pairs.append(make_count_pair(name, left_QC, right_QC, adjacency))
     return pairs
+
+
+def make_marginal_pair(count: int, num_tables: int, adjacency: str) -> NeighborPair:
+    """Make tables of two cells with and without one record, or with one record in the other cell of every table."""
+    sensitivity = sensitive.make_table_sensitivity(num_tables, adjacency)
+    left_M2 = torch.full((num_tables, 2), count)
+    right_M2 = left_M2 + torch.tensor([1, -1 if adjacency == "replace_one" else 0])
+    left, right = (MarginalTables(counts_M2.flatten(), sensitivity) for counts_M2 in (left_M2, right_M2))
+    return NeighborPair(name="one record", left=left, right=right)
 
 
 def make_gradient_pair(scale: float, adjacency: str) -> NeighborPair:

@@ -36,6 +36,7 @@ from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.students.base import Student, StudentAlgorithm
+from pate_torch.synthesis.model import TableModel
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
 
@@ -121,11 +122,11 @@ class ModelRelease:
 
     Attributes:
         id: Id of the reservation that paid for the model.
-        student: Model.
+        model: Model.
     """
 
     id: str
-    student: Student
+    model: Student | TableModel
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -334,6 +335,7 @@ class MethodDescription:
         public_time: Whether the computing time of the answers may be published, because public sizes alone decide it.
         uses_size: Whether the method uses the declared number of records.
         discrete: Whether the method supports ``noise=discrete``.
+        product: What is released: "labels", or "table" for the model of a table.
     """
 
     subject: str
@@ -344,11 +346,13 @@ class MethodDescription:
     public_time: bool = False
     uses_size: bool = True
     discrete: bool = True
+    product: str = "labels"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "assumptions", tuple(checks.collection("description.assumptions", self.assumptions)))
         for sentence in (self.subject, self.procedure, self.query_sentence, self.examples, *self.assumptions):
             checks.nonempty_string("description", sentence)
+        checks.one_of("description.product", self.product, ("labels", "table"))
         for name in ("public_time", "uses_size", "discrete"):
             checks.boolean(f"description.{name}", getattr(self, name))
 

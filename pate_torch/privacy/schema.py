@@ -94,7 +94,7 @@ class TableSchema:
             ValueError: ``public`` is no table, or lacks a column whose values are declared.
         """
         declared_categories = categories or {}
-        table = _to_text_columns(public)
+        table = to_text_columns(public)
         for name in declared_categories:
             checks.one_of("categories", name, list(table))
         columns = []
@@ -151,7 +151,7 @@ class TableSchema:
         checks.one_of("unknown", unknown, ("error", "warn", "zeros"))
         checks.one_of("missing", missing, ("error", "nan"))
         takes_array = self._is_numeric() or (isinstance(table, np.ndarray) and table.dtype == object)
-        text_by_column = _to_text_columns(table, [column.name for column in self.columns], takes_array)
+        text_by_column = to_text_columns(table, [column.name for column in self.columns], takes_array)
         x_ND, end = np.empty((len(text_by_column[self.columns[0].name]), self.num_features), dtype=np.float32), 0
         unknown_cells: dict[str, str] = {}
         missing_cells: dict[str, str] = {}
@@ -182,11 +182,11 @@ class TableSchema:
         A category is public if a record of ``public`` has it. All categories of ``owner_columns`` were declared and are
         public.
         """
-        text_by_column = _to_text_columns(public, [column.name for column in self.columns])
+        text_by_column = to_text_columns(public, [column.name for column in self.columns])
         columns = []
         for column in self.columns:
             if column.categories is not None and column.name not in owner_columns:
-                public = set(map(normalize_class_name, _factorize(text_by_column[column.name])[0]))
+                public = set(map(normalize_class_name, factorize(text_by_column[column.name])[0]))
                 shown_categories = tuple(v if v in public else WITHHELD_CATEGORY for v in column.categories)
                 column = replace(column, categories=shown_categories)
             columns.append(column)
@@ -200,13 +200,13 @@ class TableSchema:
         """
         from pate_torch.privacy.unit_ids import compute_content_id  # imports torch, which readers of a release can lack
 
-        text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
+        text_by_column = to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         columns: list[Iterable[str]] = []
         for column in self.columns:
             if column.categories is None:
-                columns.append(map(repr, _parse_numbers(text_by_column[column.name]).tolist()))
+                columns.append(map(repr, parse_numbers(text_by_column[column.name]).tolist()))
             else:
-                values, index_N = _factorize(text_by_column[column.name])
+                values, index_N = factorize(text_by_column[column.name])
                 columns.append(map(list(map(normalize_class_name, values)).__getitem__, index_N.tolist()))
         return [compute_content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
 
@@ -277,13 +277,13 @@ def is_number(text: str) -> bool:
 
 def _infer_categories(text: Any) -> list[str] | None:
     """Return the categories of a column. None if all values are numbers or missing."""
-    values = _factorize(text)[0] if np.isnan(_parse_numbers(text)).any() else []
+    values = factorize(text)[0] if np.isnan(parse_numbers(text)).any() else []
     if all(value.casefold() in _MISSING_TEXTS or not math.isnan(_parse_number(value)) for value in values):
         return None
     return sorted(set(map(normalize_class_name, values)))
 
 
-def _factorize(text: Any) -> tuple[list[str], np.ndarray]:
+def factorize(text: Any) -> tuple[list[str], np.ndarray]:
     """Return the distinct values of a column of texts, and the index of each row's value, int64 [N]."""
     if isinstance(text, list):
         index_by_value = {value: index for index, value in enumerate(dict.fromkeys(text))}
@@ -304,15 +304,15 @@ def _parse_number(text: str) -> float:
         return math.nan
 
 
-def _parse_numbers(text: Any) -> np.ndarray:
+def parse_numbers(text: Any) -> np.ndarray:
     """Parse each value of a column alone, float64 [N], with NaN for a value that is no number."""
     if isinstance(text, list):
         return np.array(list(map(_parse_number, text)), dtype=np.float64)
     try:
         return text.cast("double").to_numpy()
     except ValueError:  # Arrow accepts fewer texts than float(), with the same results
-        values, index_N = _factorize(text)
-        return _parse_numbers(values)[index_N]
+        values, index_N = factorize(text)
+        return parse_numbers(values)[index_N]
 
 
 def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -323,10 +323,10 @@ def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarr
     if column.categories is not None:
         return _encode_one_hot(text, column.categories)
     with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is found below
-        block = _parse_numbers(text)[:, None].astype(np.float32)
+        block = parse_numbers(text)[:, None].astype(np.float32)
     bad_N = ~np.isfinite(block[:, 0])
     if column.fill is not None:
-        values, index_N = ([""], np.zeros(len(text), dtype=np.int64)) if fills_all else _factorize(text)
+        values, index_N = ([""], np.zeros(len(text), dtype=np.int64)) if fills_all else factorize(text)
         is_filled_N = bad_N & np.array([value.casefold() in _MISSING_TEXTS for value in values], dtype=bool)[index_N]
         block[is_filled_N], bad_N = column.fill, bad_N & ~is_filled_N
     return block, bad_N
@@ -334,7 +334,7 @@ def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarr
 
 def _encode_one_hot(text: Any, categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     code_by_category = {value: code for code, value in enumerate(categories)}
-    values, index_N = _factorize(text)
+    values, index_N = factorize(text)
     codes = [code_by_category.get(normalize_class_name(value), -1) for value in values]
     code_N = np.array(codes, dtype=np.int64)[index_N]
     return (code_N[:, None] == np.arange(len(categories))).astype(np.float32), code_N < 0
@@ -347,7 +347,7 @@ def _get_column_names(table: Any) -> list[str] | None:
     return [str(name) for name in (table if isinstance(table, Mapping) else table.columns)]
 
 
-def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, Any]:
+def to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, Any]:
     """Convert the required columns of a table, or all columns if None, to text, with "" for a missing value."""
     names = _get_column_names(table)
     if names is None:

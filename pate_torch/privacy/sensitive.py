@@ -7,6 +7,7 @@ the mechanism covers the stated sensitivity. This module holds every kind of val
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -285,6 +286,56 @@ class CellHistogram:
     def select(self, index_Q: Tensor) -> CellHistogram:
         """Select the counts of some queries, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
+
+
+def make_table_sensitivity(num_tables: int, adjacency: str) -> Sensitivity:
+    """Make the sensitivity of tables that each count every unit once: a unit changes one or two counts of each."""
+    changes = num_tables * {"add_remove": 1, "replace_one": 2}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
+    return Sensitivity(l1=float(changes), l2=math.sqrt(changes), linf=1.0, adjacency=adjacency)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MarginalTables:
+    """PRIVATE. Marginal tables: the number of units with each combination of codes of some columns.
+
+    Attributes:
+        counts_M: Counts of all tables, one after another, int64 [M].
+        sensitivity: Sensitivity of ``counts_M`` (``make_table_sensitivity``).
+    """
+
+    counts_M: Tensor
+    sensitivity: Sensitivity
+
+    @classmethod
+    def from_units(
+        cls, codes_UJ: Tensor, sizes: Sequence[int], cliques: Sequence[tuple[int, ...]], adjacency: str
+    ) -> MarginalTables:
+        """Count one record of each unit in a table for each clique of columns.
+
+        Args:
+            codes_UJ: PRIVATE. Code of each column, int64 [U, J].
+            sizes: Number of codes of each column.
+            cliques: Columns of each table.
+            adjacency: Neighboring relation.
+        """
+        tables = []
+        for clique in cliques:
+            cell_U = torch.zeros(len(codes_UJ), dtype=torch.int64)
+            for column in clique:
+                cell_U = cell_U * sizes[column] + codes_UJ[:, column]
+            tables.append(torch.bincount(cell_U, minlength=math.prod(sizes[column] for column in clique)))
+        return cls(torch.cat(tables), make_table_sensitivity(len(cliques), adjacency))
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.counts_M)
+
+    def select(self, index_Q: Tensor) -> MarginalTables:
+        """Return all tables, which are answered together."""
+        return self
 
 
 UNIT_COUNT_GRID = 1 << 16

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCo
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students import store as student_store
 from pate_torch.students.base import Student
+from pate_torch.synthesis.model import TableModel
 from pate_torch.teachers.store import TeacherStore
 
 SCHEMA_VERSION = 1
@@ -41,7 +43,9 @@ ANSWER_FILES = {
     "first_answers_sha256": "first_answers.json",
 }
 """Key of a SHA-256 in ``release.json`` and in the ledger -> file of answers."""
-MODEL_FILE_NAME, MODEL_DIGEST_KEY = "student.safetensors", "student_sha256"
+MODEL_FILE_NAME, TABLE_FILE_NAME, ROWS_FILE_NAME = "student.safetensors", "synthesizer.safetensors", "synthetic.csv"
+_MODEL_FILES = {"student_sha256": MODEL_FILE_NAME, "synthesizer_sha256": TABLE_FILE_NAME}
+"""Key of a SHA-256 in the ledger -> file of a model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -71,7 +75,7 @@ def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
     The release ``reused_id``, whose labels are reused, is allowed in the folder.
     """
     folder = run / "release"
-    markers = ("summary.json", "release.json", "sanitised.json", "student.safetensors")
+    markers = ("summary.json", "release.json", "sanitised.json", *_MODEL_FILES.values())
     found = {name for name in markers if (folder / name).exists()}
     if reused_id is not None:
         found.discard("student.safetensors")  # a student of reused labels costs nothing
@@ -169,11 +173,19 @@ def read_first_answers(folder: Path) -> FirstAnswers | None:
     return FirstAnswers(torch.tensor(facts["counts"], dtype=torch.float64), facts["sigma"], facts["outside"])
 
 
-def save_model(student: Student, release: Path) -> dict[str, str]:
+def save_model(model: Student | TableModel, release: Path) -> dict[str, str]:
     """Write a model into its release folder, and return its hash for the ledger."""
     run_folders.create_protected_folder(release)
-    student_store.save(student, release / MODEL_FILE_NAME)
-    return {MODEL_DIGEST_KEY: files.compute_file_digest(release / MODEL_FILE_NAME)}
+    if isinstance(model, TableModel):
+        model.save(release / TABLE_FILE_NAME)
+    else:
+        student_store.save(model, release / MODEL_FILE_NAME)
+    key = "synthesizer_sha256" if isinstance(model, TableModel) else "student_sha256"
+    return {key: files.compute_file_digest(release / _MODEL_FILES[key])}
+
+
+def _load_model(file: Path) -> Student | TableModel:
+    return TableModel.load(file) if file.name == TABLE_FILE_NAME else student_store.load(file)
 
 
 def _format_labels(release: Release, spec: DataSpec, names: PointNames | None) -> str:
@@ -390,14 +402,14 @@ class UnfinishedCall:
             (folder / "release" / "summary.json").unlink(missing_ok=True)  # the finished run writes it
         return folder, committed
 
-    def find_model(self) -> tuple[Path, str] | None:
-        """PRIVATE. Find the folder of the interrupted run and the reservation that committed its model; or None."""
-        interrupted_run = self.find()
-        if interrupted_run is None or not (file := interrupted_run[0] / "release" / MODEL_FILE_NAME).is_file():
-            return None
-        digest = files.compute_file_digest(file)
-        ids = [id_ for id_, facts in interrupted_run[1].items() if facts.get(MODEL_DIGEST_KEY) == digest]
-        return (interrupted_run[0], ids[0]) if ids else None
+    def find_model(self) -> tuple[Path, ModelRelease] | None:
+        """PRIVATE. Find the folder of the interrupted run and the model that one of its reservations committed."""
+        folder, committed = self.find() or (Path(), {})
+        for id_, (key, name) in itertools.product(committed, _MODEL_FILES.items()):
+            file = folder / "release" / name
+            if file.is_file() and committed[id_].get(key) == files.compute_file_digest(file):
+                return folder, ModelRelease(id_, _load_model(file))
+        return None
 
     @property
     def _note_path(self) -> Path:

@@ -1,0 +1,264 @@
+"""A synthesizer of tables with the conventions of scikit-learn: ``TabularSynthesizer(epsilon=1).fit(df).sample()``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from pate_torch.api.inputs import is_table
+from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
+from pate_torch.api.pate import PATE, annotate_disk_error
+from pate_torch.core import checks, run_folders
+from pate_torch.core.formatting import format_delta
+from pate_torch.core.progress import Callback
+from pate_torch.methods.base import ModelRelease
+from pate_torch.methods.synthetic import SyntheticTable
+from pate_torch.privacy import records as origins
+from pate_torch.privacy.accounts import account_charged_error
+from pate_torch.privacy.domain import TableDomain
+from pate_torch.privacy.ledger import find_account
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.unit_ids import parse_unit_ids
+from pate_torch.release.charges import format_charges
+from pate_torch.release.renderer import write_release
+from pate_torch.release.store import ROWS_FILE_NAME, UnfinishedCall
+from pate_torch.release.table_report import measure_usefulness, write_rows
+from pate_torch.session import ReleaseSession
+from pate_torch.synthesis.model import TableModel
+from pate_torch.teachers.store import TeacherStore
+
+DEFAULT_CAP_EPSILON = 10.0
+
+
+@dataclass(eq=False, repr=False)
+class TabularSynthesizer(BaseEstimator):
+    """A differentially private synthesizer of tables.
+
+    Args:
+        epsilon: Privacy cost of the fit, in epsilon.
+        account: Name of the ledger account of the private records, as for ``PATEClassifier``.
+        target: Column whose relations with pairs of other columns are kept, such as a diagnosis. None to keep the
+            relations of all pairs of columns alike.
+        public: Public rows with the same columns, off which types, categories and bins are read. None with ``schema``.
+        schema: Declared columns (``TableDomain.from_dict``), a ``TableDomain``, or the path of a YAML file. None with
+            ``public``.
+        num_records_about: Approximate number of private units, if it is public.
+        delta: Delta of the guarantee, which should be far below 1/(number of units).
+        rounds: Number of rounds of votes for candidate rows, which find relations among many columns at once.
+        noise: Kind of noise, "torch" or "discrete".
+        random_state: Seed of the model and of the rows, never of the noise. None draws a new seed for each fit.
+        cap, adjacency, allow_refit, allow_duplicate_account, spend_anyway, chosen_by, home, verbose, callback: As for
+            ``PATEClassifier``.
+
+    Attributes:
+        domain_: Columns of the table, which are published.
+        model_: Released model (``synthesis.model.TableModel``).
+        privacy_, total_, release_: As for ``PATEClassifier``.
+    """
+
+    epsilon: float = 1.0
+    _: KW_ONLY
+    account: str | None = None
+    target: str | None = None
+    public: Any = None
+    schema: Any = None
+    num_records_about: int | None = None
+    cap: float | None = None
+    delta: float = 1e-5
+    rounds: int = 0
+    noise: str = "torch"
+    adjacency: str = "add_remove"
+    allow_refit: bool = False
+    allow_duplicate_account: bool = False
+    spend_anyway: bool = False
+    chosen_by: str | None = None
+    home: Path | str | None = None
+    random_state: int | None = 0
+    verbose: bool = True
+    callback: Callback | None = None
+
+    @reworded_errors(CLASSIFIER_WORDS)
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> TabularSynthesizer:
+        """Charge the account, and fit the released model.
+
+        Args:
+            X: PRIVATE. DataFrame or {column: cells}. Columns that the domain does not have are ignored.
+            y: Not used.
+            groups: PRIVATE. Privacy unit of each row, such as a patient, [N]. One row of each unit is counted. None if
+                the unit is a row.
+
+        Raises:
+            ValueError: An argument is wrong, and nothing has been charged.
+            BudgetExceeded: The charge would exceed the cap of the account. Nothing has been drawn or charged.
+            ReleaseStopped: The noisy number of units shows that no table has more signal than noise. Only this number
+                is charged.
+        """
+        if self.account is None:
+            problem = "must name the private data set, whose account pays for every release"
+            raise checks.error("account", None, problem, 'For example TabularSynthesizer(account="clinic").')
+        domain = self._make_domain()
+        if not is_table(X) and not isinstance(X, Mapping):
+            raise checks.error("X", type(X).__name__, "must be a DataFrame or {column: cells}")
+        code_NJ = domain.encode(X)
+        unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(code_NJ))
+        home, name = run_folders.check_root(run_folders.get_home_folder(self.home)), self.account
+        with annotate_disk_error(home, name):
+            pate, method = self._make_pate(domain, home, groups)
+            target_N = torch.from_numpy(code_NJ[:, method.target_index])
+            pate.fit_teachers(torch.from_numpy(code_NJ.astype(np.float32)), target_N, unit_id=unit_ids)
+            data = pate.make_data(np.zeros((1, code_NJ.shape[1]), dtype=np.float32))
+            size = self.num_records_about
+            checks.optional(checks.integer, "num_records_about", size)
+            config = pate.make_config(replace(data, spec=replace(data.spec, nominal_size=size)), method)
+            privacy = replace(config.privacy, target_epsilon=checks.positive("epsilon", self.epsilon))
+            terms = f"epsilon {self.epsilon:g} at delta {format_delta(self.delta)} ({self.adjacency}, unit "
+            plan = f"noisy tables of {len(domain.columns)} columns, and a model fitted to them"
+            self._announce(f"TabularSynthesizer, {terms}{pate.unit.partition(':')[0]}): {plan}.")
+            try:
+                self._release(replace(config, privacy=privacy), code_NJ)
+            finally:
+                self._announce_charge(home, pate)
+        self.domain_ = domain
+        return self
+
+    def _release(self, config: Any, code_NJ: np.ndarray) -> None:
+        """Make the release, draw its rows, and compare them with the private rows in the folder of the owner."""
+        with ReleaseSession.open(config) as session:
+            self._run_folder = session.config.folder
+            written = session.run()
+            assert isinstance(written.release, ModelRelease) and isinstance(written.release.model, TableModel)
+            model = written.release.model
+            random = np.random.default_rng(config.seed)
+            rows = model.sample_codes(model.size, random)
+            write_rows(session.release_dir / ROWS_FILE_NAME, model.domain.decode(rows, random))
+            self._report = session.publish(written, None, shows_table=False)
+            (session.private_dir / "summary.json").write_text(json.dumps(compare_tables(model, rows, code_NJ)) + "\n")
+        session.finish()
+        self.model_, self.release_ = model, session.release_dir
+        self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
+
+    def sample(self, num_rows: int | None = None, random_state: int = 0) -> Any:
+        """Draw synthetic rows as a DataFrame. By default as many as the noisy number of units."""
+        import pandas as pd
+
+        check_is_fitted(self, "model_")
+        return pd.DataFrame(self.model_.sample(num_rows, random_state))
+
+    @reworded_errors(CLASSIFIER_WORDS)
+    def save_release(self, folder: Path | str, *, evaluation: Any = None) -> Path:
+        """Copy everything that may be published into a new folder.
+
+        Args:
+            folder: Folder that does not exist or is empty.
+            evaluation: PUBLIC test rows, a DataFrame with all columns. The accuracy of two classifiers of the target
+                that are trained on the synthetic rows is published in the copy. Never pass private rows: no guarantee
+                would cover them. None to publish no accuracy.
+
+        Raises:
+            ValueError: The folder is not empty, or ``evaluation`` is given without a ``target``.
+        """
+        check_is_fitted(self, "model_")
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()):
+            raise checks.error("folder", str(folder), "is not empty", "Choose a new folder.")
+        report = self._report
+        if evaluation is not None:
+            rows = measure_usefulness(self.model_, self.domain_.encode(evaluation))
+            report = replace(report, evaluation=replace(report.evaluation, baselines=rows))
+        shutil.copytree(self.release_, folder, dirs_exist_ok=True)
+        if evaluation is not None:
+            write_release(folder, report)
+        return folder
+
+    def _make_domain(self) -> TableDomain:
+        if (self.public is None) == (self.schema is None):
+            fix = "Pass public rows, or declare the columns in schema=."
+            raise checks.error(
+                "schema", "both" if self.schema is not None else None, "must be given, or else public", fix
+            )
+        if self.public is not None:
+            domain = TableDomain.from_public(self.public, target=self.target)
+        elif isinstance(self.schema, TableDomain):
+            domain = self.schema
+        elif isinstance(self.schema, str | Path):
+            import yaml
+
+            domain = TableDomain.from_dict(yaml.safe_load(Path(self.schema).read_text(encoding="utf-8")))
+        else:
+            domain = TableDomain.from_dict(self.schema)
+        return domain if self.target is None else replace(domain, target=self.target)
+
+    def _make_pate(self, domain: TableDomain, home: Path, groups: Any) -> tuple[PATE, SyntheticTable]:
+        """Make the account's ``PATE`` object and the method. Raise ValueError if the account may not be charged."""
+        name = str(self.account)
+        seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
+        account = find_account(home, name)
+        may_charge = self.allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
+        if account is not None and account.has_release and not may_charge:
+            raise account_charged_error(account, self.epsilon)
+        is_charged, cap = account is not None and account.is_charged, self.cap
+        method = SyntheticTable(domain=domain, rounds=self.rounds, seed=seed, kind=self.noise)
+        width, partitions = len(domain.columns), {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
+        origin = origins.FROM_PUBLIC_POINTS if self.public is not None else origins.FROM_OWNER
+        pate = PATE(
+            name,
+            classes=domain.sizes[method.target_index],
+            delta=checks.delta("delta", self.delta),
+            budget_epsilon=max(DEFAULT_CAP_EPSILON, self.epsilon) if cap is None and not is_charged else cap,
+            teacher=method,
+            first_charge_only=not self.allow_refit,
+            allow_duplicate_account=self.allow_duplicate_account,
+            spend_anyway=self.spend_anyway,
+            chosen_by=self.chosen_by,
+            provenance={origins.CATEGORIES: origin},
+            home=home,
+            partition=partitions[checks.one_of("adjacency", self.adjacency, partitions)],
+            unit="record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
+            mean=[0.0] * width,
+            std=[1.0] * width,
+            seed=seed,
+            verbose=self.verbose,
+            callback=self.callback,
+        )
+        return pate, method
+
+    def _announce_charge(self, home: Path, pate: PATE) -> None:
+        account, run = find_account(home, pate.name), getattr(self, "_run_folder", None)
+        charges = [] if account is None or run is None else [c for c in account.charges.values() if c.run == run.name]
+        if account is not None and charges:
+            self.total_ = account.guarantee
+            self._announce(f"  {format_charges(home, account, charges)}")
+
+    def _announce(self, line: str) -> None:
+        if self.verbose:
+            print(line)
+
+
+def compare_tables(model: TableModel, rows_NJ: np.ndarray, private_NJ: np.ndarray) -> dict[str, Any]:
+    """PRIVATE. Compare synthetic rows with the private rows, for the owner alone: total variation of marginals."""
+    sizes = model.domain.sizes
+    result: dict[str, Any] = {"note": "for the owner alone: no epsilon covers these numbers"}
+    for order in (1, 2):
+        distances = []
+        for columns in itertools.combinations(range(len(sizes)), order):
+            shares = [_compute_shares(codes, sizes, columns) for codes in (rows_NJ, private_NJ)]
+            distances.append(0.5 * float(np.abs(shares[0] - shares[1]).sum()))
+        result[f"total_variation_{order}"] = float(np.mean(distances))
+    return result
+
+
+def _compute_shares(codes_NJ: np.ndarray, sizes: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+    shape = [sizes[column] for column in columns]
+    cell_N = np.ravel_multi_index([codes_NJ[:, column] for column in columns], shape)
+    return np.bincount(cell_N, minlength=int(np.prod(shape))) / max(1, len(codes_NJ))

@@ -1,0 +1,63 @@
+r"""Release a synthetic table.
+
+    pate synthesize patients.csv --epsilon 1 --account clinic --schema schema.yaml --out synthetic/
+    pate synthesize patients.csv --epsilon 1 --account clinic --public old.csv --target diagnosis --group patient
+
+The columns are declared in a YAML file (--schema), or read off public rows (--public), never off private rows:
+
+    target: diagnosis
+    columns:
+      age: {type: integer, low: 0, high: 100, bins: 20}
+      sex: {type: category, values: [f, m]}
+      smoker: {type: boolean}
+      weight: {type: real, low: 30, high: 200, bins: 17}
+      admitted: {type: date, low: 2020-01-01, high: 2024-12-31, bins: 20}
+      diagnosis: {type: category, values: [yes, no]}
+
+The folder --out holds everything that may be published: synthetic.csv, the model, the statement and the report. The
+exit code is 0 if the command succeeds, and 2 if an argument is refused before a charge.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pate_torch.api.synthesizer import TabularSynthesizer
+from pate_torch.cli.train import run_or_refuse
+from pate_torch.core import checks
+from pate_torch.data.table_files import read_table
+
+
+def main(parsed: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+
+    def synthesize() -> None:
+        if parsed.out.exists() and any(parsed.out.iterdir()):
+            raise checks.error("--out", str(parsed.out), "is not empty", "Choose a new folder.")
+        table = read_table("table", parsed.table, parsed.separator)
+        groups = None
+        if parsed.group is not None:
+            checks.one_of("--group", parsed.group, list(table))
+            groups = table.pop(parsed.group).to_pylist()
+        public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
+        if public is not None:
+            public.pop(parsed.group, None)
+        synthesizer = TabularSynthesizer(
+            parsed.epsilon,
+            account=parsed.account,
+            target=parsed.target,
+            public=public,
+            schema=parsed.schema,
+            num_records_about=parsed.num_records_about,
+            cap=parsed.cap,
+            delta=parsed.delta,
+            rounds=parsed.rounds,
+            adjacency=parsed.adjacency,
+            allow_refit=parsed.allow_refit,
+            noise=parsed.noise,
+        )
+        synthesizer.fit(table, groups=groups)
+        folder = synthesizer.save_release(parsed.out)
+        print(f"  {synthesizer.model_.size:,} synthetic rows in {folder / 'synthetic.csv'}")
+
+    return run_or_refuse(synthesize)

@@ -1,0 +1,278 @@
+"""The domain of a table: the columns, their types and their codes, by which rows are counted.
+
+A domain is declared, or read off public rows, and never depends on private rows. The code of a cell is a function of
+this cell and of the domain. Code 0 of every column means "missing": an empty cell, or one that cannot be read. A column
+of categories has the code 1, "other", for every value that is not listed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from pate_torch.core import checks
+from pate_torch.privacy.schema import factorize, is_missing, normalize_class_name, parse_numbers, to_text_columns
+
+KINDS: Final = ("category", "boolean", "integer", "real", "date")
+OTHER: Final = "other"
+"""Text of a value that is not listed."""
+MAX_VALUES: Final = 64
+"""Largest number of categories that are read off public rows."""
+NUM_BINS: Final = 16
+"""Number of bins of a column of numbers, unless another one is declared."""
+_BOOLEANS = {"true": "true", "1": "true", "yes": "true", "false": "false", "0": "false", "no": "false"}
+_EPOCH = datetime.date(1970, 1, 1).toordinal()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainColumn:
+    """One column of a table.
+
+    Attributes:
+        name: Name of the column.
+        kind: One of ``KINDS``.
+        values: Categories in order. Empty for other kinds.
+        edges: Limits of the bins in increasing order; a value in [edge, next edge) has the bin's code, and values
+            outside the range those of the first and last bin. Dates are days since 1970-01-01. Empty for categories.
+    """
+
+    name: str
+    kind: str
+    values: tuple[str, ...] = ()
+    edges: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        key = f"columns.{checks.nonempty_string('columns', self.name)}"
+        checks.one_of(f"{key}.type", self.kind, KINDS)
+        if self.kind == "category" and (not self.values or len(set(self.values)) < len(self.values)):
+            raise checks.error(f"{key}.values", self.values, "must list different categories")
+        if self.is_number and (len(self.edges) < 2 or any(b <= a for a, b in zip(self.edges, self.edges[1:]))):  # noqa: B905
+            raise checks.error(f"{key}.edges", self.edges, "must be two or more increasing numbers")
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the values of the column are numbers or dates, which lie in bins."""
+        return self.kind in ("integer", "real", "date")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Text of each code, for reports."""
+        if self.kind == "boolean":
+            return ("", "false", "true")
+        if not self.is_number:
+            return ("", OTHER, *self.values)
+        pairs = zip(self.edges[:-1], self.edges[1:], strict=True)
+        return ("", *(f"{self._format(low)} to {self._format(high)}" for low, high in pairs))
+
+    @property
+    def size(self) -> int:
+        """Number of codes."""
+        return len(self.edges) if self.is_number else len(self.names)
+
+    def encode(self, text: Any) -> np.ndarray:
+        """PRIVATE. Compute the code of each cell of a column of texts, int64 [N]."""
+        if not self.is_number:
+            code_by_value = {value: code for code, value in enumerate(self.names) if code}
+            distinct, index_N = factorize(text)
+            codes = [self._encode_category(value, code_by_value) for value in distinct]
+            return np.array(codes, dtype=np.int64)[index_N]
+        if self.kind == "date":
+            distinct, index_N = factorize(text)
+            number_N = np.array([_parse_date(value) for value in distinct])[index_N]
+        else:
+            number_N = parse_numbers(text)
+        code_N = np.searchsorted(np.array(self.edges[1:-1]), number_N, side="right") + 1
+        return np.where(np.isfinite(number_N), code_N, 0).astype(np.int64)
+
+    def decode(self, code_N: np.ndarray, random: np.random.Generator) -> list[Any]:
+        """Turn codes into cells. A number is drawn uniformly from its bin, and a missing cell is None."""
+        if not self.is_number:
+            cells: list[Any] = [None, *self.names[1:]]
+            return [cells[code] for code in code_N.tolist()]
+        edge_E, bin_N = np.array(self.edges), np.maximum(code_N - 1, 0)
+        low_N, high_N = edge_E[bin_N], edge_E[bin_N + 1]
+        if self.kind == "real":
+            digits = max(0, 3 - math.floor(math.log10(edge_E[-1] - edge_E[0])))
+            number_N = np.round(random.uniform(low_N, high_N), digits)
+        else:  # the integers of [low, high), and of the last bin [low, high]
+            first_N, last_N = np.ceil(low_N), np.where(bin_N == len(edge_E) - 2, np.floor(high_N), np.ceil(high_N) - 1)
+            number_N = first_N + np.floor(random.random(len(code_N)) * np.maximum(1, last_N - first_N + 1))
+        return [None if code == 0 else self._format(number) for code, number in zip(code_N, number_N, strict=True)]
+
+    @staticmethod
+    def _encode_category(value: str, code_by_value: Mapping[str, int]) -> int:
+        name = normalize_class_name(value)
+        if OTHER not in code_by_value:  # a boolean
+            return code_by_value.get(_BOOLEANS.get(name.casefold(), ""), 0)
+        return code_by_value.get(name, 0 if is_missing(name) else code_by_value[OTHER])
+
+    def _format(self, number: float) -> Any:
+        if self.kind == "date":
+            return datetime.date.fromordinal(int(number) + _EPOCH).isoformat()
+        return int(number) if self.kind == "integer" and float(number).is_integer() else float(number)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON and YAML, which ``TableDomain.from_dict`` reads."""
+        edges = [self._format(edge) for edge in self.edges]
+        facts = {"values": list(self.values)} if self.values else {"edges": edges} if edges else {}
+        return {"type": self.kind, **facts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDomain:
+    """Releasable. The columns of a table with their codes.
+
+    Attributes:
+        columns: Columns in order.
+        target: Name of the column whose relations with pairs of other columns are kept. None if there is none.
+        source: Whether the domain was "declared" or "read off public rows".
+    """
+
+    columns: tuple[DomainColumn, ...]
+    target: str | None = None
+    source: str = field(default="declared", compare=False)
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise checks.error("columns", names, "must be two or more columns with different names")
+        if self.target is not None:
+            checks.one_of("target", self.target, names)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of codes of each column."""
+        return tuple(column.size for column in self.columns)
+
+    @property
+    def target_index(self) -> int | None:
+        """Position of the target among the columns. None if there is no target."""
+        return None if self.target is None else [column.name for column in self.columns].index(self.target)
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> TableDomain:
+        """Read a declared schema.
+
+        The key ``columns`` maps the name of each column to its ``type`` and, for a category, its ``values``; for a
+        number or a date ``low``, ``high`` and ``bins``, or the ``edges`` of the bins. ``target`` names the target.
+
+        Raises:
+            ValueError: A key is missing, unknown or of a wrong type.
+        """
+        facts = checks.mapping("schema", facts)
+        for key in facts.keys() - {"columns", "target", "source"}:
+            raise checks.error("schema", key, "is no key of a schema", "The keys are columns and target.")
+        columns = checks.mapping("schema.columns", facts.get("columns"))
+        target, source = facts.get("target"), facts.get("source", "declared")
+        return cls(columns=tuple(_parse_column(n, c) for n, c in columns.items()), target=target, source=source)
+
+    @classmethod
+    def from_public(cls, public: Any, *, target: str | None = None, num_bins: int = NUM_BINS) -> TableDomain:
+        """Read a domain off PUBLIC rows: types, categories, and quantiles as the limits of bins.
+
+        Raises:
+            ValueError: A column has no values, or more than ``MAX_VALUES`` categories.
+        """
+        table = to_text_columns(public)
+        columns = tuple(_infer_column(name, text, num_bins) for name, text in table.items())
+        return cls(columns=columns, target=target, source="read off public rows")
+
+    def encode(self, table: Any) -> np.ndarray:
+        """PRIVATE. Compute the codes of all rows, int64 [N, J]. Columns that the domain does not have are ignored."""
+        text_by_column = to_text_columns(table, [column.name for column in self.columns], array=False)
+        return np.stack([column.encode(text_by_column[column.name]) for column in self.columns], 1)
+
+    def decode(self, codes_NJ: np.ndarray, random: np.random.Generator) -> dict[str, list[Any]]:
+        """Turn rows of codes into a table, {column: cells}."""
+        pairs = zip(self.columns, codes_NJ.T, strict=True)
+        return {column.name: column.decode(code_N, random) for column, code_N in pairs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON and YAML, which ``from_dict`` reads."""
+        columns = {column.name: column.to_dict() for column in self.columns}
+        return {"columns": columns, **({} if self.target is None else {"target": self.target}), "source": self.source}
+
+
+def _parse_column(name: str, facts: Any) -> DomainColumn:
+    key = f"schema.columns.{name}"
+    facts = dict(checks.mapping(key, facts))
+    kind = checks.one_of(f"{key}.type", facts.pop("type", None), KINDS)
+    is_number = kind in ("integer", "real", "date")
+    allowed = {"category": {"values"}, "boolean": set()}.get(kind, {"low", "high", "bins", "edges"})
+    for extra in facts.keys() - allowed:
+        problem = f"has no meaning for type={kind}"
+        raise checks.error(
+            f"{key}.{extra}", facts[extra], problem, f"Use {', '.join(sorted(allowed)) or 'type alone'}."
+        )
+    if not is_number:
+        values = tuple(normalize_class_name(v) for v in checks.collection(f"{key}.values", facts.get("values", ())))
+        return DomainColumn(name=name, kind=kind, values=values)
+    if "edges" in facts:
+        edges = [_parse_limit(f"{key}.edges", edge, kind) for edge in checks.collection(f"{key}.edges", facts["edges"])]
+        return DomainColumn(name=name, kind=kind, edges=tuple(edges))
+    low, high = (_parse_limit(f"{key}.{end}", facts.get(end), kind) for end in ("low", "high"))
+    bins = checks.integer(f"{key}.bins", facts.get("bins", NUM_BINS), low=1)
+    if not low < high:
+        raise checks.error(f"{key}.high", facts.get("high"), f"must be larger than low={facts.get('low')}")
+    edges = np.linspace(low, high, bins + 1).tolist()
+    if kind != "real":  # whole numbers, so that every bin holds one
+        edges = sorted({*(math.ceil(edge) for edge in edges[:-1]), math.ceil(high)})
+    return DomainColumn(name=name, kind=kind, edges=tuple(map(float, edges)))
+
+
+def _parse_limit(key: str, value: Any, kind: str) -> float:
+    if kind != "date":
+        return checks.number(key, value)
+    number = _parse_date(str(value))
+    if math.isnan(number):
+        raise checks.error(key, value, "must be a date such as 2024-12-31")
+    return number
+
+
+def _parse_date(text: str) -> float:
+    """Parse a date in ISO format as days since 1970-01-01; NaN if it is none."""
+    try:
+        return float(datetime.date.fromisoformat(text[:10]).toordinal() - _EPOCH)
+    except ValueError:
+        return math.nan
+
+
+def _infer_column(name: str, text: Any, num_bins: int) -> DomainColumn:
+    """Infer the type and the codes of a column of PUBLIC texts."""
+    distinct, index_P = factorize(text)
+    present = [value for value in distinct if not is_missing(value)]
+    if not present:
+        raise checks.error(f"public.{name}", "", "has no values", "Declare the column in a schema, or leave it out.")
+    if {value.casefold() for value in present} <= {"true", "false"}:
+        return DomainColumn(name=name, kind="boolean")
+    dates, numbers = np.array(list(map(_parse_date, distinct))), parse_numbers(distinct)
+    is_present = np.array([not is_missing(value) for value in distinct])
+    if np.isfinite(dates[is_present]).all() and np.isnan(numbers[is_present]).all():
+        return DomainColumn(name=name, kind="date", edges=_make_quantiles(dates[index_P], num_bins, is_whole=True))
+    if np.isfinite(numbers[is_present]).all():
+        is_whole = bool((numbers[is_present] % 1 == 0).all())
+        if len(set(numbers[is_present])) > (num_bins if is_whole else 1):
+            kind = "integer" if is_whole else "real"
+            return DomainColumn(
+                name=name, kind=kind, edges=_make_quantiles(numbers[index_P], num_bins, is_whole=is_whole)
+            )
+    values = sorted(set(map(normalize_class_name, present)))
+    if len(values) > MAX_VALUES:
+        problem = f"has {len(values)} different values, more than {MAX_VALUES}"
+        raise checks.error(f"public.{name}", values[0], problem, "Declare the column in a schema, or leave it out.")
+    return DomainColumn(name=name, kind="category", values=tuple(values))
+
+
+def _make_quantiles(number_P: np.ndarray, num_bins: int, *, is_whole: bool) -> tuple[float, ...]:
+    """Make increasing limits of bins with about equally many PUBLIC numbers. The last limit lies above all numbers."""
+    finite_P = number_P[np.isfinite(number_P)]
+    edges = np.quantile(finite_P, np.linspace(0, 1, num_bins + 1))
+    edges = np.unique(np.floor(edges) if is_whole else edges)
+    if is_whole:
+        edges[-1] += 1
+    return tuple(edges.tolist())
