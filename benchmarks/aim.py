@@ -44,9 +44,9 @@ def triangulate(cliques: Iterable[Clique], sizes: Sequence[int]) -> list[Clique]
     found: list[frozenset[int]] = []
     while left:
         j = min(left, key=costs.__getitem__)
-        clique = frozenset(near[j] | {j})
-        if not any(clique <= other for other in found):
-            found.append(clique)
+        together = frozenset(near[j] | {j})
+        if not any(together <= other for other in found):
+            found.append(together)
         left.discard(j)
         for k in near[j]:
             near[k] |= near[j]
@@ -117,7 +117,8 @@ class Model:
 
     def project(self, query: Clique) -> np.ndarray:
         """Sum the model's counts over the columns of a sorted query, with one axis a column."""
-        kept, links = set(self.order), {i: set() for i in self.order}
+        kept = set(self.order)
+        links: dict[int, set[int]] = {i: set() for i in kept}
         for i, p in enumerate(self.parents):
             if p >= 0:
                 links[i].add(p)
@@ -166,7 +167,7 @@ class Model:
                 steps = np.cumsum(table[value]) + TINY
                 u = (np.arange(len(places)) + generator.random(len(places))) / len(places)
                 cells = np.minimum(np.searchsorted(steps / steps[-1], u, side="right"), len(steps) - 1)
-                codes[np.ix_(places, rest)] = np.stack(np.unravel_index(cells, shape), axis=1)
+                codes[places[:, None], rest] = np.stack(np.unravel_index(cells, shape), axis=1)
         return codes
 
 
@@ -179,7 +180,9 @@ Measurements = dict[Clique, tuple[np.ndarray, float]]
 """Of each measured clique the mean of its noisy counts, weighted by precision, and the sum of the precisions."""
 
 
-def estimate(measured: Measurements, sizes: Sequence[int], start: Model | None, iterations: int, tolerance: float):
+def estimate(
+    measured: Measurements, sizes: Sequence[int], start: Model | None, iterations: int, tolerance: float
+) -> Model:
     """Fit a model by mirror descent with Armijo's rule, from the potentials of an earlier one."""
     shapes = {c: [sizes[j] for j in c] for c in measured}
     weights = np.array([precision / noisy.size for noisy, precision in measured.values()])

@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -33,6 +34,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
+import pate_torch
 from benchmarks import aim
 from pate_torch import PATEClassifier
 from pate_torch.accounting.gdp import compute_mu
@@ -53,6 +55,8 @@ A9A = {
 
 Column = tuple[float, float, int] | str
 """A range (low, high, bins), or the values in a line; a line that starts with ``<`` is of ordered values."""
+CHESS: dict[str, Column] = {f"c{i}": {12: "g l", 14: "b n w", 35: "n t"}.get(i, "f t") for i in range(36)}
+CHESS["class"] = "won nowin"
 KEEL: dict[str, dict[str, Column]] = {
     "magic": {
         "length": (0, 200, 20), "width": (0, 100, 20), "size": (1.5, 5.5, 20), "conc": (0, 1, 20), "conc1": (0, 1, 20),
@@ -74,8 +78,7 @@ KEEL: dict[str, dict[str, Column]] = {
         "credits": "< 1 2 3 4", "job": "A171 A172 A173 A174", "liable": "1 2", "telephone": "A191 A192",
         "foreign": "A201 A202", "class": "1 2",
     },
-    "chess": {f"c{i}": "f t" for i in range(12)} | {"c12": "g l", "c13": "f t", "c14": "b n w"}
-    | {f"c{i}": "f t" for i in range(15, 35)} | {"c35": "n t", "class": "won nowin"},
+    "chess": CHESS,
     "phoneme": {f"h{i}": (-2.0, 5.0, 28) for i in range(5)} | {"class": "0 1"},
     "contraceptive": {
         "age": (15, 50, 14), "education": "< 1 2 3 4", "his_education": "< 1 2 3 4", "children": (0, 17, 17),
@@ -254,7 +257,7 @@ def _fit_trees(synthetic: np.ndarray, table: Table, seed: int) -> Predict:
     return _fit(model, synthetic[:, columns], synthetic, table, lambda rows: rows[:, columns])
 
 
-def _fit(model, x, synthetic: np.ndarray, table: Table, encode) -> Predict:
+def _fit(model: Any, x: Any, synthetic: np.ndarray, table: Table, encode: Callable[[np.ndarray], Any]) -> Predict:
     """Fit the model; classes that no synthetic row has get no probability."""
     y = synthetic[:, table.target]
     classes = np.unique(y)
@@ -321,9 +324,8 @@ def synthesize_with_project(
     codes: np.ndarray, sizes: Sequence[int], target: int, epsilon: float, delta: float, seed: int, num_rows: int | None
 ) -> np.ndarray:
     """This project's synthesizer on codes."""
-    from pate_torch import synthesis  # type: ignore[attr-defined]
-
-    return synthesis.synthesize(codes, sizes, target, epsilon, delta, seed, num_rows)
+    synthesize = pate_torch.TabularSynthesizer.synthesize_codes
+    return synthesize(codes, sizes, target, epsilon, delta, seed, num_rows)
 
 
 def classify(split: Split, epsilon: float, seed: int) -> dict[str, float]:
@@ -358,7 +360,7 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "independent": synthesize_independent,
     "aim": aim.synthesize,
 }
-if importlib.util.find_spec("pate_torch.synthesis"):
+if hasattr(pate_torch, "TabularSynthesizer"):
     SYNTHESIZERS["project"] = synthesize_with_project
 CLASSIFIER = "classifier, 100 public rows"
 FIGURES = (
