@@ -3,7 +3,7 @@
 The loop, its constants, its accounting by zCDP and the steps of the estimation are those of ``mbi`` (Apache-2) and of
 the mechanism in its repository; the workload is all marginals of two columns and the target. The estimation is written
 in NumPy, because ``mbi`` compiles a program in every round, which takes minutes for twenty columns: no privacy rests on
-it, and from the same measurements it arrives at the same marginals.
+it, and from the same measurements it arrives at the loss of ``mbi`` within 1.5 %; neither has converged by then.
 """
 
 from __future__ import annotations
