@@ -102,6 +102,13 @@ class NoiseSource:
     def _check_draw_allowed(self) -> None:
         """Raise RuntimeError if no noise may be drawn now. Called before every draw."""
 
+    def draw_share(self, share: Fraction, count: int) -> np.ndarray:
+        """Draw one site's share of noise, whose exact parameter may be large: discrete Gaussian, [count] int64."""
+        if self.kind != "discrete":
+            raise checks.error("noise.kind", self.kind, "must be 'discrete', because shares are whole numbers")
+        self._check_draw_allowed()
+        return draw_large_discrete_gaussian((count,), share).numpy()
+
     def draw_uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Draw independent U(0, 1), float64, strictly between 0 and 1."""
         return self._fill_blocks(self._make_uniform_block, shape).to(device)
