@@ -1,0 +1,183 @@
+"""``pate join``: collect and add up the answers of sites that do not trust each other, and train from the noisy sum.
+
+    pate join charter *.key --colluding 3 --classes 2 --max-records 100000 --out charter.json
+    pate join keys    *.confirmed --out keys.json
+    pate join ask     class_sums --epsilon 0.5 --public public.csv --label y --classes no yes     # round-0.json
+    pate join ask     marginals --epsilon 0.5 --schema schema.yaml
+    pate join sum     *.answer-0.pate                                                             # sum-0.json
+    pate join train   --public public.csv --out release/
+
+The joiner has no private records, and no command of the joiner charges an account. Files for the sites lie in --folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pate_torch.cli.site import run_or_refuse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Return 0 if it succeeds, and 2 if it is refused."""
+    parser = argparse.ArgumentParser(
+        prog="pate join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    charter, keys, ask, total, train = (commands.add_parser(name, help=text) for name, text in _HELP.items())
+    for each in (charter, keys, ask, total, train):
+        each.add_argument("--folder", type=Path, default=Path("join"), help="folder of the joiner (default: join)")
+    charter.add_argument("files", type=Path, nargs="+", help="key file of each site")
+    charter.add_argument("--colluding", type=int, required=True, help="sites that may collude with the joiner, t")
+    charter.add_argument("--classes", type=int, default=2, help="number of classes (default: 2)")
+    charter.add_argument("--max-records", type=int, required=True, help="upper bound on all records together")
+    charter.add_argument("--adjacency", default="add_remove", choices=("add_remove", "replace_one"))
+    charter.add_argument("--records", type=int, nargs="+", help="records of each site, under replace_one")
+    charter.add_argument("--unit", default="record", help="record, or group:COLUMN (default: record)")
+    charter.add_argument("--max-sites-per-unit", type=int, default=1, help="sites at which a unit may be (default: 1)")
+    charter.add_argument("--delta", default="1/100000", help="delta, as a fraction (default: 1/100000)")
+    keys.add_argument("files", type=Path, nargs="+", help="confirmation file of each site")
+    for each, name in ((charter, "charter.json"), (keys, "keys.json")):
+        each.add_argument("--out", type=Path, default=Path(name), help=f"file for the sites (default: {name})")
+    ask.add_argument("kind", choices=("class_sums", "histogram", "marginals"))
+    ask.add_argument("--epsilon", type=float, required=True, help="largest price of the round")
+    ask.add_argument("--label", help="column of the class")
+    ask.add_argument("--classes", nargs="+", default=[], help="name of each class")
+    ask.add_argument("--questions", type=int, default=100, help="points of a histogram (default: 100)")
+    ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
+    ask.add_argument("--order", type=int, default=2, help="columns beside the target in a table (default: 2)")
+    total.add_argument("files", type=Path, nargs="+", help="answer of each site")
+    for each in (ask, train):
+        each.add_argument("--public", type=Path, help="CSV or Parquet file of public rows")
+        each.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
+    train.add_argument("--out", type=Path, required=True, help="new folder for everything that may be published")
+    return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
+
+
+def _charter(parsed: argparse.Namespace) -> None:
+    from pate_torch.sites.charter import Terms, read_charter
+
+    count = len(parsed.files)
+    terms = Terms(
+        colluding=parsed.colluding,
+        adjacency=parsed.adjacency,
+        unit=parsed.unit,
+        delta=parsed.delta,
+        classes=parsed.classes,
+        max_records=parsed.max_records,
+        max_sites_per_unit=parsed.max_sites_per_unit,
+        teachers=(0,) * count,
+        records=tuple(parsed.records or (0,) * count),
+        files={},
+    )
+    raw = _open_joiner(parsed).create_charter(_read_all(parsed.files), terms)
+    _write(parsed.out, raw)
+    print(f"Fingerprint: {read_charter(raw).format_fingerprint()}")
+
+
+def _keys(parsed: argparse.Namespace) -> None:
+    _write(parsed.out, _open_joiner(parsed).bundle(_read_all(parsed.files)))
+
+
+def _ask(parsed: argparse.Namespace) -> None:
+    import yaml
+
+    from pate_torch.core import checks
+    from pate_torch.core.formatting import format_delta, format_epsilon
+    from pate_torch.privacy.domain import TableDomain
+    from pate_torch.sites import training
+    from pate_torch.sites.tables import TableKind
+
+    joiner = _open_joiner(parsed)
+    kind: TableKind
+    if parsed.kind == "marginals":
+        if parsed.schema is None:
+            raise checks.error("--schema", None, "must declare the columns of marginals")
+        domain = TableDomain.from_dict(yaml.safe_load(parsed.schema.read_text(encoding="utf-8")))
+        kind = training.make_marginal_counts(domain, parsed.order)
+    else:
+        if parsed.label is None or len(parsed.classes) != joiner.charter.terms.classes:
+            problem = f"must name the {joiner.charter.terms.classes} classes of the charter, and --label their column"
+            raise checks.error("--classes", parsed.classes, problem)
+        public = _read_public(parsed)
+        if parsed.kind == "class_sums":
+            kind = training.make_class_sums(public, parsed.label, parsed.classes)
+        else:
+            kind = training.make_cell_counts(public, parsed.label, parsed.classes, parsed.questions)
+    slot, raw, _ = joiner.ask(kind, parsed.epsilon)
+    price = joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
+    print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slot}.public to all sites.")
+    print(
+        f"Each site will charge epsilon {format_epsilon(price.epsilon)} at delta {format_delta(price.delta)} "
+        f"({price.adjacency}, unit {price.unit}, accountant {price.route})."
+    )
+
+
+def _sum(parsed: argparse.Namespace) -> None:
+    joiner = _open_joiner(parsed)
+    slot, _ = joiner.sum(_read_all(parsed.files))
+    print(f"The sum is in {joiner.folder / f'sum-{slot}.json'}. Send it to all sites before the next round.")
+
+
+def _train(parsed: argparse.Namespace) -> None:
+    from pate_torch.core import checks, run_folders
+    from pate_torch.release.store import MODEL_FILE_NAME, ROWS_FILE_NAME, TABLE_FILE_NAME
+    from pate_torch.release.table_report import write_rows
+    from pate_torch.sites import training
+    from pate_torch.sites.statement import write_statement
+    from pate_torch.sites.tables import MarginalCounts
+    from pate_torch.students.store import save
+
+    joiner, release = _open_joiner(parsed), parsed.out
+    if release.exists() and any(release.iterdir()):
+        raise checks.error("--out", str(release), "is not empty", "Choose a new folder.")
+    noisy = joiner.load_sum()
+    is_table = isinstance(noisy.kind, MarginalCounts)
+    public = {} if is_table else _read_public(parsed)
+    run_folders.create_protected_folder(release)
+    if is_table:
+        model = training.fit_table(noisy)
+        model.save(release / TABLE_FILE_NAME)
+        write_rows(release / ROWS_FILE_NAME, model.sample())
+    else:
+        save(training.train_student(noisy, public), release / MODEL_FILE_NAME)
+    print(write_statement(joiner, noisy.slot, release))
+    print(f"Everything that may be published is in {release}.")
+
+
+def _open_joiner(parsed: argparse.Namespace) -> Any:
+    from pate_torch.sites.joiner import Joiner
+
+    return Joiner(parsed.folder)
+
+
+def _read_all(files: Sequence[Path]) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in files}
+
+
+def _read_public(parsed: argparse.Namespace) -> dict[str, Any]:
+    from pate_torch.core import checks
+    from pate_torch.data.table_files import read_table
+
+    if parsed.public is None:
+        raise checks.error("--public", None, "must name a file of public rows")
+    return dict(read_table("--public", parsed.public, parsed.separator))
+
+
+def _write(path: Path, content: bytes) -> None:
+    from pate_torch.core.files import write_atomically
+
+    write_atomically(path, content)
+    print(f"Written to {path}. Send it to all sites.")
+
+
+_HELP = {
+    "charter": "write who takes part, and on what terms",
+    "keys": "bundle the confirmations of all sites",
+    "ask": "write the file of a round",
+    "sum": "add up the answers of all sites",
+    "train": "train a student or a synthetic table from the newest sum",
+}
+_COMMANDS = {"charter": _charter, "keys": _keys, "ask": _ask, "sum": _sum, "train": _train}
