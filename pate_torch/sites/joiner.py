@@ -49,16 +49,13 @@ class JoinerRecord:
         charter: SHA-256 of the charter.
         rounds: SHA-256 of the round file of each slot.
         sums: SHA-256 of the sum file of each slot.
+        last_sum: SHA-256 of the newest sum file. Zeros if there is none.
     """
 
     charter: str
     rounds: dict[str, str] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def last_sum(self) -> str:
-        """SHA-256 of the newest sum file. Zeros if there is none."""
-        return self.sums[max(self.sums, key=int)] if self.sums else ZERO_DIGEST
+    last_sum: str = ZERO_DIGEST
 
 
 @dataclass(frozen=True)
@@ -158,8 +155,9 @@ class Joiner:
                 problem = f"gives another sum than the one of round {slot} that was signed before"
                 raise checks.error("answers", "", problem, "Use the answers of that sum.")
             write_atomically(self.folder / f"sum-{slot}.json", raw)
-            record.sums[str(slot)] = digest
-            self._save(record)
+            if str(slot) not in record.sums:
+                record.sums[str(slot)] = record.last_sum = digest
+                self._save(record)
         return slot, raw
 
     def load_sum(self, slot: int | None = None) -> NoisySum:

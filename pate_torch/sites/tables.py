@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -154,11 +154,16 @@ def read_public_file(charter: Charter, raw: bytes, source: str = "") -> TableKin
     if start != len(numbers) or len(file.body) % 8:
         raise file.make_error("has another number of numbers than it states")
     try:
-        table = KINDS[content["kind"]].from_content(content["label"], json.loads(content["facts"]), arrays)
+        facts = json.loads(content["facts"], parse_constant=_refuse_constant)
+        table = KINDS[content["kind"]].from_content(content["label"], facts, arrays)
         table.make_change("add_remove")
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise file.make_error(f"does not describe a table of the kind {content['kind']} ({error})") from None
     return table
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not finite")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

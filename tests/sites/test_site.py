@@ -16,6 +16,7 @@ from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.chain import HashChain
 from pate_torch.privacy.ledger import open_ledger
 from pate_torch.privacy.sensitive import Sensitivity
+from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.rounds import accept_sum, read_round, sum_answers
 from pate_torch.sites.shares import TableChange, compute_events
 from pate_torch.sites.site import PURPOSE_SHARE
@@ -277,3 +278,56 @@ def test_the_account_has_the_terms_of_the_charter(tmp_path):
     with pytest.raises(ValueError, match="the charter states 200, which is public"):
         consortium.sites[0].answer(raw, public, make_rows(199, 0))
     assert len(consortium.answer_all(raw, public)) == 3
+
+
+def test_units_at_two_sites_pay_twice_mu(tmp_path):
+    sigmas = {}
+    for max_sites in (1, 2):
+        consortium = make_consortium(tmp_path / str(max_sites), max_sites_per_unit=max_sites)
+        slot, raw, public = consortium.joiner.ask(make_kind("class_sums"), 0.5)
+        consortium.joiner.sum(consortium.answer_all(raw, public))
+        sigmas[max_sites] = consortium.joiner.load_sum(slot).sigma
+        epsilon = compute_guarantee(get_charges(consortium.sites[0])[0].reserved_events, 1e-5).epsilon
+        assert 0.4999 < epsilon <= 0.5
+    assert sigmas[2] == pytest.approx(2 * sigmas[1], rel=1e-6)
+
+
+def test_a_patient_with_many_rows_is_counted_once():
+    import pyarrow as pa
+
+    rows = make_rows(60, 1)
+    rows["patient"] = pa.array([f"p{i // 6}" for i in range(60)])
+    for name in KINDS:
+        kind = make_kind(name)
+        numbers = kind.count(kind.read_records(rows, "group:patient"), "add_remove").numbers
+        if name == "histogram":
+            assert numbers.sum() == 10
+        if name == "marginals":
+            assert numbers.sum() == 10 * len(kind.cliques)
+        if name == "class_sums":
+            assert np.linalg.norm(numbers / 2.0**30) <= 10
+    with pytest.raises(ValueError, match="patient"):
+        kind.read_records(make_rows(5, 1), "group:patient")
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path):
+    consortium, kind = make_consortium(tmp_path, num_sites=2, colluding=0), make_kind("class_sums")
+    joiner = consortium.joiner
+    key = load_joiner_key(joiner.folder / "joiner.key")
+    public = kind.to_file(joiner.charter, key)
+    assert read_public_file(joiner.charter, public).shape == kind.shape
+    kind.whitening.axis_DE[0, 0] = math.nan
+    with pytest.raises(ValueError, match="not finite or exceed 2"):
+        read_public_file(joiner.charter, kind.to_file(joiner.charter, key))
+    content = {"kind": "histogram", "label": "y", "facts": '{"spec": NaN}', "names": [], "shapes": []}
+    with pytest.raises(ValueError, match="NaN is not finite"):
+        read_public_file(joiner.charter, joiner.charter.make_file("public", content, key))
+
+
+def test_a_round_that_was_aborted_stays_in_the_total(tmp_path):
+    consortium, kind = make_consortium(tmp_path), make_kind("histogram")
+    consortium.joiner.ask(kind, 0.5)
+    _, raw, public = consortium.joiner.ask(kind, 0.5)
+    consortium.joiner.sum(consortium.answer_all(raw, public))
+    total = consortium.joiner.compute_total().epsilon
+    assert total > 1.3 * consortium.joiner.compute_guarantees(1)[1].epsilon
