@@ -46,6 +46,11 @@ def run_or_refuse(commands: Mapping[str, Callable[[argparse.Namespace], None]], 
         commands[parsed.command](parsed)
     except BrokenPipeError:
         raise  # ``run_command`` ends silently
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "cryptography":
+            raise
+        print("error: this command needs cryptography. Install it: pip install 'pate-torch[sites]'.", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -73,8 +73,8 @@ def _format(guarantee: Guarantee) -> str:
 
 
 def _list_rows(guarantees: dict[int, Guarantee], colluding: int) -> list[str]:
-    people = {0: "those who see the results only", colluding: f"the joiner and {colluding} sites (the guarantee)"}
-    people |= {u: f"the joiner and {u} sites" for u in guarantees if u > colluding}
+    people = {0: "those who see the results only", colluding: f"the joiner and {colluding} site(s) (the guarantee)"}
+    people |= {u: f"the joiner and {u} site(s)" for u in guarantees if u > colluding}
     if colluding == 0:
-        people[0] = "the joiner and 0 sites (the guarantee), and those who see the results only"
+        people[0] = "the joiner without any site (the guarantee), and those who see the results only"
     return [f"| {people[u]} | {format_epsilon(guarantees[u].epsilon)} |" for u in sorted(people)]

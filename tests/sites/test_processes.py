@@ -4,6 +4,7 @@ import csv
 import json
 import multiprocessing
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def test_three_sites_are_as_accurate_as_one_curator(tmp_path, kind):
     check_against_one_curator(tmp_path, 3)
     statement = (folder / "statement.md").read_text()
     assert "Trust: distributed, t = 1 of 3." in statement
-    assert "| the joiner and 1 sites (the guarantee) | 0.500 |" in statement
+    assert "| the joiner and 1 site(s) (the guarantee) | 0.500 |" in statement
     assert "aborted rounds included" in statement and "declared, not checked" in statement
     record = json.loads((folder / "sites.json").read_text())
     assert record["colluding"] == 1 and list(record["guarantees"]) == ["0", "1", "2"]
@@ -157,3 +158,32 @@ def test_marginals_become_a_synthetic_table(tmp_path):
     share = np.mean([row["y"] == "a" for row in rows])
     assert 0.2 < share < 0.5
     assert "Trust: distributed" in (folder / "statement.md").read_text()
+
+
+def test_a_wrong_file_gives_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    (tmp_path / "wrong.json").write_text("nothing")
+    assert main(("site", "init", "--account", "scans", "--folder", "s")) == 0
+    for command in (
+        ("site", "init", "--account", "scans", "--folder", "s"),
+        ("site", "confirm", "wrong.json", "--folder", "s", "--cap", "1", "--heard", "no"),
+        ("site", "answer", "wrong.json", "--folder", "s", "--data", "none.csv"),
+        ("site", "answer", "wrong.json", "--folder", "empty", "--data", "none.csv"),
+        ("join", "charter", "wrong.json", "--colluding", "0", "--max-records", "10"),
+        ("join", "keys", "wrong.json"),
+        ("join", "sum", "missing.pate"),
+        ("join", "train", "--out", "release"),
+    ):
+        capsys.readouterr()
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1, error
+
+
+def test_without_cryptography_the_extra_is_named(monkeypatch, capsys, tmp_path):
+    for name in [name for name in sys.modules if name.startswith(("pate_torch.sites.", "cryptography"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert main(("site", "init", "--account", "scans", "--folder", str(tmp_path / "s"))) == 2
+    assert "pate-torch[sites]" in capsys.readouterr().err

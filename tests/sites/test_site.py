@@ -223,6 +223,7 @@ def run_and_kill(step: int, call) -> bool:
     return process.exitcode != 0
 
 
+@pytest.mark.slow(reason="a process is killed at every durable step")
 def test_kill_9_at_every_step_of_a_site_spends_nothing_twice(tmp_path):
     outcomes = set()
     for step in range(60):
@@ -252,6 +253,7 @@ def test_kill_9_at_every_step_of_a_site_spends_nothing_twice(tmp_path):
     assert not was_killed and outcomes == {(False, False), (True, False), (True, True)}
 
 
+@pytest.mark.slow(reason="a process is killed at every durable step")
 def test_kill_9_at_every_step_of_the_joiner_loses_nothing(tmp_path):
     for step in range(40):
         consortium = make_consortium(tmp_path / str(step), num_sites=2, num_rows=20, colluding=0)
