@@ -448,7 +448,8 @@ def write_table(rows: Path, table: Path) -> None:
     with table.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["data", "method", "epsilon", "splits", *(n for f in FIGURES for n in (f, f"{f}_error"))])
-        for key, found in sorted(cells.items(), key=lambda cell: (TABLES + STAND_INS).index(cell[0][0])):
+        position = {name: place for place, name in enumerate(TABLES + STAND_INS)}
+        for key, found in sorted(cells.items(), key=lambda cell: position.get(cell[0][0], len(position))):
             line: list[object] = [*key, sum("refused" not in row for row in found)]
             for figure in FIGURES:
                 values = [row[figure] for row in found if figure in row]
