@@ -86,8 +86,8 @@ def compute_associations(codes_NJ: np.ndarray, sizes: Sequence[int]) -> tuple[tu
 def measure_usefulness(model: TableModel, test_NJ: np.ndarray, seed: int = 0) -> tuple[Accuracy, ...]:
     """Measure the accuracy on PUBLIC test rows of classifiers of the target that were trained on synthetic rows.
 
-    Synthetic rows whose target is missing or not declared are left out of the training: boosting with a class of a few
-    rows among thousands diverges.
+    Synthetic rows whose target no test row has, such as a missing one, are left out of the training: boosting with a
+    class of a few rows among thousands diverges.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
@@ -95,9 +95,8 @@ def measure_usefulness(model: TableModel, test_NJ: np.ndarray, seed: int = 0) ->
     if (target := model.domain.target_index) is None:
         raise checks.error("evaluation", "test rows", "needs a target", "Pass target=..., the column to predict.")
     rows = model.sample_codes(model.size, np.random.default_rng(seed))
-    first_value = 2 if model.domain.columns[target].kind == "category" else 1  # after missing and other
-    is_declared_N = rows[:, target] >= first_value
-    rows = rows[is_declared_N] if is_declared_N.any() else rows
+    is_tested_N = np.isin(rows[:, target], test_NJ[:, target])
+    rows = rows[is_tested_N] if is_tested_N.any() else rows
     truth_N, most_frequent = test_NJ[:, target], np.bincount(rows[:, target]).argmax()
     learners = {
         "Logistic regression": LogisticRegression(max_iter=500),
