@@ -141,7 +141,7 @@ class TabularSynthesizer(BaseEstimator):
             self._report = session.publish(written, None, shows_table=False)
             (session.private_dir / "summary.json").write_text(json.dumps(compare_tables(model, rows, code_NJ)) + "\n")
         session.finish()
-        self.model_, self.release_ = model, session.release_dir
+        self.model_, self.release_, self._seed = model, session.release_dir, config.seed
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
 
     def sample(self, num_rows: int | None = None, random_state: int = 0) -> Any:
@@ -168,7 +168,7 @@ class TabularSynthesizer(BaseEstimator):
             raise checks.error("folder", str(folder), "is not empty", "Choose a new folder.")
         report = self._report
         if evaluation is not None:
-            rows = measure_usefulness(self.model_, self.domain_.encode(evaluation))
+            rows = measure_usefulness(self.model_, self.domain_.encode(evaluation), self._seed)
             report = replace(report, evaluation=replace(report.evaluation, baselines=rows))
         shutil.copytree(self.release_, folder, dirs_exist_ok=True)
         if evaluation is not None:
