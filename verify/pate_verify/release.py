@@ -210,6 +210,7 @@ def _check_record(folder: ReleaseFolder) -> Check:
             "teachers_id": folder.summary.get("teachers_id") == record.get("teachers_id"),
             "planned": label_events == ([record.get("planned")] if statement["private"] else [[]]),
             "labels_reused": not account["labels_reused"],
+            "product": record["answered_by"].get("product", "labels") == "labels",
             "pool_sha256": record.get("pool_sha256") in pools,
         }
     return make_check("record", results, "differ between the files", f"{len(results)} facts agree")
