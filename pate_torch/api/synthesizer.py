@@ -186,9 +186,7 @@ class TabularSynthesizer(BaseEstimator):
         elif isinstance(self.schema, TableDomain):
             domain = self.schema
         elif isinstance(self.schema, str | Path):
-            import yaml
-
-            domain = TableDomain.from_dict(yaml.safe_load(Path(self.schema).read_text(encoding="utf-8")))
+            domain = TableDomain.from_dict(_read_yaml(Path(self.schema)))
         else:
             domain = TableDomain.from_dict(self.schema)
         return domain if self.target is None else replace(domain, target=self.target)
@@ -233,6 +231,15 @@ class TabularSynthesizer(BaseEstimator):
     def _announce(self, line: str) -> None:
         if self.verbose:
             print(line)
+
+
+def _read_yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise checks.error("schema", str(path), f"cannot be read ({error})") from error
 
 
 def compare_tables(model: TableModel, rows_NJ: np.ndarray, private_NJ: np.ndarray) -> dict[str, Any]:
