@@ -138,9 +138,7 @@ print(f"trained on synthetic rows      {learner.score(test[list(limits)], test.d
 
 # %%
 for names in (list(limits), list(x.columns)):
-    clf = PATEClassifier(
-        epsilon=1, account="tumors", classes=["benign", "malignant"], allow_refit=True, verbose=False
-    )
+    clf = PATEClassifier(epsilon=1, account="tumors", classes=["benign", "malignant"], allow_refit=True, verbose=False)
     clf.fit(private[names], private.diagnosis, public=public[names])
     print(f"PATEClassifier, {len(names):>2} columns     {clf.score(test[names], test.diagnosis):.3f}")
 print(f"the account has spent epsilon {clf.total_.epsilon:.2f} in three releases (delta 1e-5, unit record)")

@@ -16,11 +16,13 @@ from pate_torch.release.report import (
     AccountClaim,
     Accuracy,
     ChargedRelease,
+    ColumnReport,
     Evaluation,
     Example,
     ReleaseRecord,
     ReleaseReport,
     Share,
+    TableReport,
 )
 
 QUERIES = 286
@@ -53,6 +55,15 @@ def confusion(classes: int = 10, each: int = 100) -> tuple[tuple[int, ...], ...]
 
 def baseline(name: str, accuracy: float, size: int | None = 1000) -> Accuracy:
     return Accuracy(name=name, share=Share(value=accuracy, size=size), description="to compare with")
+
+
+def table(**changes: Any) -> TableReport:
+    """Two columns of a synthetic table; ``changes`` replace fields of the first."""
+    first = {"name": "smoker", "codes": ("missing", "false", "true"), "shares": (0.0, 0.75, 0.25)}
+    first |= {"noisy_shares": (-0.02, 0.7, 0.32), "error": 0.015} | changes
+    ward = ColumnReport(name="ward", codes=("missing", "A"), shares=(0.01, 0.99), noisy_shares=(0.0, 1.0), error=0.01)
+    columns = (ColumnReport(**first), ward)
+    return TableReport(num_rows=4172, columns=columns, associations=((1.0, 0.37), (0.37, 1.0)))
 
 
 def demo(**changes: Any) -> ReleaseReport:
@@ -89,7 +100,7 @@ def demo(**changes: Any) -> ReleaseReport:
         # how it was evaluated
         **{"student_accuracy": hits, "student_size": 1000, "label_accuracy": 272 / 286, "label_size": QUERIES},
         **{"confusion": counts, "examples": examples()},
-        "private_test": None,
+        **{"private_test": None, "table": None},
         "baselines": (
             baseline("Published PATE", 0.98, None),
             baseline("Ensemble without noise", 0.981),
@@ -102,4 +113,5 @@ def demo(**changes: Any) -> ReleaseReport:
     def make(record: Any) -> Any:
         return record(**{field.name: values[field.name] for field in fields(record)})
 
-    return ReleaseReport(record=make(ReleaseRecord), claim=make(AccountClaim), evaluation=make(Evaluation))
+    records = {"record": make(ReleaseRecord), "claim": make(AccountClaim), "evaluation": make(Evaluation)}
+    return ReleaseReport(**records, table=values["table"])
