@@ -18,27 +18,23 @@ from sklearn.utils.validation import check_is_fitted
 
 from pate_torch.api.inputs import is_table
 from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
-from pate_torch.api.pate import PATE, annotate_disk_error
+from pate_torch.api.pate import PATE, annotate_disk_error, choose_cap
 from pate_torch.core import checks, run_folders
 from pate_torch.core.formatting import format_delta
 from pate_torch.core.progress import Callback
 from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import records as origins
-from pate_torch.privacy.accounts import account_charged_error
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release.charges import format_charges
 from pate_torch.release.renderer import write_release
-from pate_torch.release.store import ROWS_FILE_NAME, UnfinishedCall
+from pate_torch.release.store import ROWS_FILE_NAME
 from pate_torch.release.table_report import measure_usefulness, write_rows
 from pate_torch.session import ReleaseSession
 from pate_torch.synthesis.model import TableModel
-from pate_torch.teachers.store import TeacherStore
-
-DEFAULT_CAP_EPSILON = 10.0
 
 
 @dataclass(eq=False, repr=False)
@@ -129,7 +125,7 @@ class TabularSynthesizer(BaseEstimator):
                 self._release(replace(config, privacy=privacy), code_NJ)
             finally:
                 self._announce_charge(home, pate)
-        self.domain_ = domain
+        self.domain_, self._table_type = domain, type(X) if is_table(X) else dict
         return self
 
     def _release(self, config: Any, code_NJ: np.ndarray) -> None:
@@ -149,11 +145,9 @@ class TabularSynthesizer(BaseEstimator):
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
 
     def sample(self, num_rows: int | None = None, random_state: int = 0) -> Any:
-        """Draw synthetic rows as a DataFrame. By default as many as the noisy number of units."""
-        import pandas as pd
-
+        """Draw synthetic rows, of the type of the fitted table. By default as many as the noisy number of units."""
         check_is_fitted(self, "model_")
-        return pd.DataFrame(self.model_.sample(num_rows, random_state))
+        return self._table_type(self.model_.sample(num_rows, random_state))
 
     @reworded_errors(CLASSIFIER_WORDS)
     def save_release(self, folder: Path | str, *, evaluation: Any = None) -> Path:
@@ -192,9 +186,7 @@ class TabularSynthesizer(BaseEstimator):
         elif isinstance(self.schema, TableDomain):
             domain = self.schema
         elif isinstance(self.schema, str | Path):
-            import yaml
-
-            domain = TableDomain.from_dict(yaml.safe_load(Path(self.schema).read_text(encoding="utf-8")))
+            domain = TableDomain.from_dict(_read_yaml(Path(self.schema)))
         else:
             domain = TableDomain.from_dict(self.schema)
         return domain if self.target is None else replace(domain, target=self.target)
@@ -203,11 +195,7 @@ class TabularSynthesizer(BaseEstimator):
         """Make the account's ``PATE`` object and the method. Raise ValueError if the account may not be charged."""
         name = str(self.account)
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
-        account = find_account(home, name)
-        may_charge = self.allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
-        if account is not None and account.has_release and not may_charge:
-            raise account_charged_error(account, self.epsilon)
-        is_charged, cap = account is not None and account.is_charged, self.cap
+        cap = choose_cap(home, name, epsilon=self.epsilon, cap=self.cap, allow_refit=self.allow_refit)
         method = SyntheticTable(domain=domain, rounds=self.rounds, seed=seed, kind=self.noise)
         width, partitions = len(domain.columns), {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
         origin = origins.FROM_PUBLIC_POINTS if self.public is not None else origins.FROM_OWNER
@@ -215,7 +203,7 @@ class TabularSynthesizer(BaseEstimator):
             name,
             classes=domain.sizes[method.target_index],
             delta=checks.delta("delta", self.delta),
-            budget_epsilon=max(DEFAULT_CAP_EPSILON, self.epsilon) if cap is None and not is_charged else cap,
+            budget_epsilon=cap,
             teacher=method,
             first_charge_only=not self.allow_refit,
             allow_duplicate_account=self.allow_duplicate_account,
@@ -243,6 +231,15 @@ class TabularSynthesizer(BaseEstimator):
     def _announce(self, line: str) -> None:
         if self.verbose:
             print(line)
+
+
+def _read_yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise checks.error("schema", str(path), f"cannot be read ({error})") from error
 
 
 def compare_tables(model: TableModel, rows_NJ: np.ndarray, private_NJ: np.ndarray) -> dict[str, Any]:

@@ -12,7 +12,7 @@ The columns are declared in a YAML file (--schema), or read off public rows (--p
       smoker: {type: boolean}
       weight: {type: real, low: 30, high: 200, bins: 17}
       admitted: {type: date, low: 2020-01-01, high: 2024-12-31, bins: 20}
-      diagnosis: {type: category, values: [yes, no]}
+      diagnosis: {type: category, values: ["yes", "no"]}
 
 The folder --out holds everything that may be published: synthetic.csv, the model, the statement and the report. The
 exit code is 0 if the command succeeds, and 2 if an argument is refused before a charge.
