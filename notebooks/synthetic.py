@@ -99,8 +99,8 @@ plt.show()
 # %% [markdown]
 # ## Associations
 #
-# `fit` counts tables of the target with one, two or three other columns. The noisy number of units decides how many: the
-# more columns a table has, the more rows it needs. 350 rows bear at most two other columns here. Associations are
+# `fit` counts tables of the target with one, two or three other columns. The noisy number of units decides how many:
+# the more columns a table has, the more rows it needs. 350 rows bear at most two other columns here. Associations are
 # weaker than they should be where the noise is as large as the counts.
 
 # %%
@@ -132,8 +132,8 @@ print(f"most frequent diagnosis        {test.diagnosis.value_counts(normalize=Tr
 print(f"trained on synthetic rows      {learner.score(test[list(limits)], test.diagnosis):.3f}")
 
 # %% [markdown]
-# If you want a classifier, release a classifier: at the same epsilon it is often more accurate, and it can use all thirty
-# columns. Both releases together cost more than each of them: the account adds them up, and the second fit needs
+# If you want a classifier, release a classifier: at the same epsilon it is often more accurate, and it can use all
+# thirty columns. Both releases together cost more than each of them: the account adds them up, and the second fit needs
 # `allow_refit=True`.
 
 # %%
@@ -167,8 +167,8 @@ print(json.loads((folder / "privacy.json").read_text())["headline"])
 #
 # - You want a classifier: `PATEClassifier` above.
 # - Your records are texts, or one person has a series of measurements over time: each unit is counted by one row.
-# - You have fewer rows, or many more columns for so few rows. If no table has more signal than noise, the fit stops and only the number
-#   of units is charged.
+# - You have fewer rows, or many more columns for so few rows. If no table has more signal than noise, the fit stops,
+#   and only the number of units is charged.
 # - Single rare values matter: a share that is smaller than its noise says nothing.
 #
 # [The guide to synthetic tables](../docs/howto/synthetic.md) has the command line, and accuracies on larger tables.

@@ -78,7 +78,7 @@ def test_associations_are_those_of_the_common_values():
 
 
 def test_classifiers_are_not_misled_by_rare_targets():
-    rare = DEPENDENT + 0.2 * (DEPENDENT > 0)[:, ::-1] * 0
+    rare = DEPENDENT.copy()
     rare[:, 0], rare[:, 1] = 0.01, 0.004  # about one row in a hundred is missing or other
     test_NJ = np.array([(1, 3), (2, 3), (3, 2), (4, 2), (4, 2)] * 20)
     majority, *learners = table_report.measure_usefulness(make_model(rare), test_NJ)
@@ -174,11 +174,8 @@ def test_the_map_shades_every_pair():
 def test_names_of_columns_and_values_are_escaped():
     made = demo(**FORMS["table"] | {"table": table(name=EVIL, codes=("missing", EVIL, "b"))})
     page = render_page(made)
-    assert (
-        "<script" not in page
-        and "<script" not in render_model_card(made)
-        and html.escape(EVIL, quote=False)[:8] in page
-    )
+    assert "<script" not in page and "<script" not in render_model_card(made)
+    assert html.unescape(page).count(EVIL) >= 3
 
 
 # ---- a release ------------------------------------------------------------------------------------------------------
@@ -188,22 +185,15 @@ def test_the_report_of_a_release_describes_the_rows_of_the_release(tmp_path):
     draw = np.random.default_rng(0)
     age = draw.integers(0, 100, 1500)
     rows = pd.DataFrame({"age": age, "ill": np.where(age + draw.normal(0, 15, 1500) > 50, "yes", "no")})
-    synthesizer = TabularSynthesizer(
-        epsilon=2, account="a", schema=DOMAIN, random_state=5, home=tmp_path, verbose=False
-    )
+    synthesizer = TabularSynthesizer(2, account="a", schema=DOMAIN, random_state=5, home=tmp_path, verbose=False)
     folder = synthesizer.fit(rows[:1200]).save_release(tmp_path / "release", evaluation=rows[1200:])
     with (folder / "synthetic.csv").open(newline="") as file:
-        told = [row["ill"] for row in csv.DictReader(file)]
+        told = [row["ill"] or "missing" for row in csv.DictReader(file)]
     page = (folder / "report.html").read_text()
-    assert f"{len(told):,} synthetic rows with 2 columns" in page and synthesizer._report.table.num_rows == len(told)
+    assert f"{len(told):,} synthetic rows with 2 columns" in page
     for row in read_columns(page)[1]:
-        name, share = (
-            row.find("span").text,
-            told.count({"missing": ""}.get(row.find("span").text, row.find("span").text)),
-        )
-        assert (
-            f"{name}: {100 * share / len(told):.1f}\u00a0% of the synthetic rows"
-            in row.find("svg").attrib["aria-label"]
-        )
+        name = row.find("span").text
+        share = f"{100 * told.count(name) / len(told):.1f}\u00a0%"
+        assert row.find("svg").attrib["aria-label"].startswith(f"{name}: {share} of the synthetic rows")
     assert float(re.search(r"Logistic regression \| ([\d.]+) %", (folder / "README.md").read_text())[1]) > 65
     assert {file.name for file in folder.iterdir()} <= {*report.FILES}
