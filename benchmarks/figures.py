@@ -32,7 +32,7 @@ STYLES = {
 }
 """Method of a table -> label, color and form of its line."""
 SYNTHESIS_STYLES = {
-    "project": ("synthetic rows, pate_torch", "#1a5fb4", "o-"),
+    "pate_torch": ("synthetic rows, pate_torch", "#1a5fb4", "o-"),
     "aim": ("synthetic rows, AIM", "#c64600", "^-"),
     "independent": ("synthetic rows, independent columns", "#999999", "v-"),
     "classifier, 100 public rows": ("PATEClassifier", "#26a269", "s-"),

@@ -77,12 +77,12 @@ def test_associations_are_those_of_the_common_values():
     assert table_report.compute_associations(np.ones((9, 2), dtype=int), (3, 3))[0][1] == 0, "a constant has none"
 
 
-def test_classifiers_are_not_misled_by_rare_targets():
-    rare = DEPENDENT.copy()
-    rare[:, 0], rare[:, 1] = 0.01, 0.004  # about one row in a hundred is missing or other
+def test_classifiers_learn_the_targets_that_test_rows_have():
+    noisy = DEPENDENT.copy()
+    noisy[1, 0], noisy[4, 1] = 1.5, 1.5  # at these ages, most targets are missing or other
     test_NJ = np.array([(1, 3), (2, 3), (3, 2), (4, 2), (4, 2)] * 20)
-    majority, *learners = table_report.measure_usefulness(make_model(rare), test_NJ)
-    assert (majority.share.value, majority.is_primary) in ((0.6, False), (0.4, False))
+    majority, *learners = table_report.measure_usefulness(make_model(noisy), test_NJ)
+    assert majority.share.value in (0.4, 0.6) and not majority.is_primary
     assert [(row.share.value, row.share.size, row.is_primary) for row in learners] == [(1.0, 100, True)] * 2
     independent = make_model(np.outer([0, 1, 1, 1, 1], [0, 0, 1, 1]))
     assert max(row.share.value for row in table_report.measure_usefulness(independent, test_NJ)) < 0.85
