@@ -132,9 +132,9 @@ print(f"most frequent diagnosis        {test.diagnosis.value_counts(normalize=Tr
 print(f"trained on synthetic rows      {learner.score(test[list(limits)], test.diagnosis):.3f}")
 
 # %% [markdown]
-# If you want a classifier, release a classifier: with few rows it is often more accurate at the same epsilon, and it can
-# use all thirty columns. Both releases together cost more than each of them: the account adds them up, and the second fit needs
-# `allow_refit=True`.
+# If you want a classifier, release a classifier: with few rows it is often more accurate at the same epsilon, and it
+# can use all thirty columns. Both releases together cost more than each of them: the account adds them up, and the
+# second fit needs `allow_refit=True`.
 
 # %%
 for names in (list(limits), list(x.columns)):

@@ -25,9 +25,43 @@ DOMAIN = TableDomain.from_dict(FACTS)
 COLUMN = {column.name: column for column in DOMAIN.columns}
 DAY = datetime.date(2020, 3, 1)
 CELLS = st.sampled_from(
-    [None, float("nan"), float("inf"), "", "NA", "a", " a ", "b", 1, 1.0, "1", "+1", 2, 2**60, -3, 0.5, "0.5", 1e300]
-    + ["1e400", "1_2", True, False, np.bool_(True), "TRUE", "yes", "no", "2020-03-01", DAY, "2020-13-01", np.float32(0.1)]
-    + [datetime.datetime(2020, 3, 1, 5), pd.Timestamp("2020-12-31"), np.datetime64("2021-05-05"), pd.NaT, pd.NA]
+    [
+        None,
+        float("nan"),
+        float("inf"),
+        "",
+        "NA",
+        "a",
+        " a ",
+        "b",
+        1,
+        1.0,
+        "1",
+        "+1",
+        2,
+        2**60,
+        -3,
+        0.5,
+        "0.5",
+        1e300,
+        "1e400",
+        "1_2",
+        True,
+        False,
+        np.bool_(True),
+        "TRUE",
+        "yes",
+        "no",
+        "2020-03-01",
+        DAY,
+        "2020-13-01",
+        np.float32(0.1),
+        datetime.datetime(2020, 3, 1, 5),
+        pd.Timestamp("2020-12-31"),
+        np.datetime64("2021-05-05"),
+        pd.NaT,
+        pd.NA,
+    ]
 )
 
 

@@ -31,7 +31,7 @@ ANSWER_FILES = {
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
 """Files of every release. Answers, a published cost and an encoder have further files."""
 TABLE_FILES = {"synthesizer_sha256": "synthesizer.safetensors", "first_answers_sha256": "first_answers.json"}
-"""Key of a SHA-256 in the ledger -> file of a synthetic table. The rows that were drawn from it are in ``ROWS_FILE``."""
+"""Key of a SHA-256 in the ledger -> file of a synthetic table. Rows drawn from it are in ``ROWS_FILE``."""
 ROWS_FILE = "synthetic.csv"
 MAX_HEADER_BYTES = 100_000_000
 SQRT2 = math.sqrt(2)
