@@ -449,7 +449,7 @@ def write_table(rows: Path, table: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["data", "method", "epsilon", "splits", *(n for f in FIGURES for n in (f, f"{f}_error"))])
         position = {name: place for place, name in enumerate(TABLES + STAND_INS)}
-        for key, found in sorted(cells.items(), key=lambda cell: position.get(cell[0][0], len(position))):
+        for key, found in sorted(cells.items(), key=lambda c: (position.get(c[0][0], 99), *c[0][1:])):
             line: list[object] = [*key, sum("refused" not in row for row in found)]
             for figure in FIGURES:
                 values = [row[figure] for row in found if figure in row]

@@ -103,6 +103,7 @@ class TabularSynthesizer(BaseEstimator):
         if self.account is None:
             problem = "must name the private data set, whose account pays for every release"
             raise checks.error("account", None, problem, 'For example TabularSynthesizer(account="clinic").')
+        self._run_folder: Path | None = None
         domain = self._make_domain()
         if not is_table(X) and not isinstance(X, Mapping):
             raise checks.error("X", type(X).__name__, "must be a DataFrame or {column: cells}")
@@ -222,7 +223,7 @@ class TabularSynthesizer(BaseEstimator):
         return pate, method
 
     def _announce_charge(self, home: Path, pate: PATE) -> None:
-        account, run = find_account(home, pate.name), getattr(self, "_run_folder", None)
+        account, run = find_account(home, pate.name), self._run_folder
         charges = [] if account is None or run is None else [c for c in account.charges.values() if c.run == run.name]
         if account is not None and charges:
             self.total_ = account.guarantee
