@@ -117,7 +117,7 @@ def draw_synthesis(file: str) -> None:
         top = next(float(row["accuracy"]) for row in found if row["method"] == "no privacy")
         panel.axhline(100 * top, color="#555555", linestyle="--", label="private rows, without privacy")
         for method, (label, color, form) in SYNTHESIS_STYLES.items():
-            points = [row for row in found if row["method"] == method]
+            points = sorted((r for r in found if r["method"] == method), key=lambda row: float(row["epsilon"]))
             heights = [100 * float(row["accuracy"]) for row in points]
             errors = [200 * float(row["accuracy_error"]) for row in points]
             places = [EPSILONS[1:].index(f"{float(row['epsilon']):g}") for row in points]

@@ -132,9 +132,9 @@ print(f"most frequent diagnosis        {test.diagnosis.value_counts(normalize=Tr
 print(f"trained on synthetic rows      {learner.score(test[list(limits)], test.diagnosis):.3f}")
 
 # %% [markdown]
-# If you want a classifier, release a classifier: at the same epsilon it is often more accurate, and it can use all
-# thirty columns. Both releases together cost more than each of them: the account adds them up, and the second fit needs
-# `allow_refit=True`.
+# If you want a classifier, release a classifier: with few rows it is often more accurate at the same epsilon, and it
+# can use all thirty columns. Both releases together cost more than each of them: the account adds them up, and the
+# second fit needs `allow_refit=True`.
 
 # %%
 for names in (list(limits), list(x.columns)):
@@ -167,8 +167,8 @@ print(json.loads((folder / "privacy.json").read_text())["headline"])
 #
 # - You want a classifier: `PATEClassifier` above.
 # - Your records are texts, or one person has a series of measurements over time: each unit is counted by one row.
-# - You have fewer rows, or many more columns for so few rows. If no table has more signal than noise, the fit stops and
-#   only the number of units is charged.
+# - You have fewer rows, or many more columns for so few rows. If no table has more signal than noise, the fit stops,
+#   and only the number of units is charged.
 # - Single rare values matter: a share that is smaller than its noise says nothing.
 #
 # [The guide to synthetic tables](../docs/howto/synthetic.md) has the command line, and accuracies on larger tables.

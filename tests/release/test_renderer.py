@@ -66,6 +66,7 @@ FORMS = {
         **{"method": TABLE_METHOD, "mechanism": "marginals", "num_teachers": 0, "teachers_id": None},
         **{"parameters": {"sigma": 12.0, "order": 2, "rounds": 0}, "release_id": None, "student": None, **NO_QUERIES},
         **{"student_accuracy": None, "label_size": None, "confusion": (), "table": table(), "assets": ()},
+        **{"provenance": {"categories": "declared by the owner"}, "other_releases": ()},
         **{"class_names": (), "answer_files": ("first_answers.json",), "baselines": TABLE_ACCURACIES},
     },
     "not_private": {"private": False, "epsilon_ex_post": 2.1},
