@@ -91,8 +91,8 @@ class TabularSynthesizer(BaseEstimator):
         Args:
             X: PRIVATE. DataFrame or {column: cells}. Columns that the domain does not have are ignored.
             y: Not used.
-            groups: PRIVATE. Privacy unit of each row, such as a patient, [N]. One row of each unit is counted. None if
-                the unit is a row.
+            groups: PRIVATE. Privacy unit of each row, such as a patient, [N], or the name of the column of ``X`` that
+                holds the units. One row of each unit is counted. None if the unit is a row.
 
         Raises:
             ValueError: An argument is wrong, and nothing has been charged.
@@ -108,10 +108,14 @@ class TabularSynthesizer(BaseEstimator):
         if not is_table(X) and not isinstance(X, Mapping):
             raise checks.error("X", type(X).__name__, "must be a DataFrame or {column: cells}")
         code_NJ = domain.encode(X)
+        unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
+        if isinstance(groups, str):
+            names = [name for name in X if name not in {column.name for column in domain.columns}]
+            groups, unit = X[checks.one_of("groups", groups, names)], f"group:{groups}"
         unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(code_NJ))
         home, name = run_folders.check_root(run_folders.get_home_folder(self.home)), self.account
         with annotate_disk_error(home, name):
-            pate, method = self._make_pate(domain, home, groups)
+            pate, method = self._make_pate(domain, home, unit)
             target_N = torch.from_numpy(code_NJ[:, method.target_index])
             pate.fit_teachers(torch.from_numpy(code_NJ.astype(np.float32)), target_N, unit_id=unit_ids)
             data = pate.make_data(np.zeros((1, code_NJ.shape[1]), dtype=np.float32))
@@ -192,7 +196,7 @@ class TabularSynthesizer(BaseEstimator):
             domain = TableDomain.from_dict(self.schema)
         return domain if self.target is None else replace(domain, target=self.target)
 
-    def _make_pate(self, domain: TableDomain, home: Path, groups: Any) -> tuple[PATE, SyntheticTable]:
+    def _make_pate(self, domain: TableDomain, home: Path, unit: str) -> tuple[PATE, SyntheticTable]:
         """Make the account's ``PATE`` object and the method. Raise ValueError if the account may not be charged."""
         name = str(self.account)
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
@@ -213,7 +217,7 @@ class TabularSynthesizer(BaseEstimator):
             provenance={origins.CATEGORIES: origin},
             home=home,
             partition=partitions[checks.one_of("adjacency", self.adjacency, partitions)],
-            unit="record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
+            unit=unit,
             mean=[0.0] * width,
             std=[1.0] * width,
             seed=seed,

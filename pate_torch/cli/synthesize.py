@@ -34,13 +34,9 @@ def main(parsed: argparse.Namespace) -> int:
     def synthesize() -> None:
         if parsed.out.exists() and any(parsed.out.iterdir()):
             raise checks.error("--out", str(parsed.out), "is not empty", "Choose a new folder.")
-        import pandas as pd
-
         table = read_table("table", parsed.table, parsed.separator)
-        groups = None
         if parsed.group is not None:
             checks.one_of("--group", parsed.group, list(table))
-            groups = pd.Series(table.pop(parsed.group).to_pylist(), name=parsed.group)  # the name is that of the unit
         public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
         if public is not None:
             public.pop(parsed.group, None)
@@ -58,7 +54,7 @@ def main(parsed: argparse.Namespace) -> int:
             allow_refit=parsed.allow_refit,
             noise=parsed.noise,
         )
-        synthesizer.fit(table, groups=groups)
+        synthesizer.fit(table, groups=parsed.group)
         folder = synthesizer.save_release(parsed.out)
         print(f"  {synthesizer.model_.size:,} synthetic rows in {folder / 'synthetic.csv'}")
 

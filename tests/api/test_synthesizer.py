@@ -141,6 +141,15 @@ def test_one_row_of_each_unit_is_counted(fit, monkeypatch):
     fit(longer, groups=pd.Series([f"p{u}" for u in last], name="person"), account="second",
         epsilon=4.0, rounds=1, allow_duplicate_account=True)  # fmt: skip
     assert values[0].counts_M.tolist() == counts.counts_M.tolist()
+    values.clear()
+    named = TABLE.assign(person=[f"p{u}" for u in units])
+    fitted = fit(named, groups="person", account="third", epsilon=4.0, rounds=1, allow_duplicate_account=True)
+    assert (
+        values[0].counts_M.tolist() == counts.counts_M.tolist()
+        and fitted.privacy_["guarantee"]["unit"] == "group:person"
+    )
+    with pytest.raises(ValueError, match="groups='ward': must be one of note, person"):
+        fit(named, groups="ward", account="fourth")
 
 
 def test_a_table_without_signal_stops_after_the_first_counts_which_alone_are_charged(fit, tmp_path):

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
+from pate_torch.methods import gradients, reverse_knn
+from pate_torch.methods.base import MethodDescription
 from pate_torch.methods.teacher_votes import describe
-from pate_torch.privacy.records import PublicAsset
+from pate_torch.privacy.records import LABEL_UNIT, PublicAsset
 from pate_torch.release.builder import encode_picture
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.report import (
@@ -115,3 +117,38 @@ def demo(**changes: Any) -> ReleaseReport:
 
     records = {"record": make(ReleaseRecord), "claim": make(AccountClaim), "evaluation": make(Evaluation)}
     return ReleaseReport(**records, table=values["table"])
+
+
+NO_QUERIES = {"queries_asked": 0, "queries_answered": 0, "epsilon_curve": (), "examples": (), "label_accuracy": None}
+TABLE_METHOD = MethodDescription(
+    subject="marginal tables", procedure="Tables were counted.", assumptions=("One count.",), product="table"
+)
+TABLE_ACCURACIES = (
+    Accuracy(name="Most frequent value", share=Share(value=0.57, size=1000), description="the constant prediction"),
+    Accuracy(name="Logistic regression", share=Share(value=0.79, size=1000), is_primary=True),
+)
+FORMS = {
+    "teachers": {},
+    "gradients": {
+        **{"method": gradients.describe("group:user", 5), "mechanism": "gradient_descent", "rounds": 2},
+        **{"unit": "group:user", "adjacency": "replace_one", "num_teachers": 0, "noise": "discrete"},
+        **{"epsilon_ex_post": 2.1, "charged_accountant": "rdp", "reuses_labels": True, "declared_size": 60000},
+    },
+    "reverse_knn": {
+        **{"method": reverse_knn.describe(LABEL_UNIT), "mechanism": "histogram", "rounds": 2, "num_teachers": 0},
+        **{"unit": LABEL_UNIT, "adjacency": "replace_one", "chosen_by": "public data", "input_kind": "table"},
+    },
+    "dpsgd": {
+        **{"method": None, "mechanism": "dpsgd", "num_teachers": 0, "teachers_id": None, "release_id": None},
+        **{"label_size": None, "answer_files": (), "input_kind": "images", **NO_QUERIES},
+    },
+    "table": {
+        **{"method": TABLE_METHOD, "mechanism": "marginals", "num_teachers": 0, "teachers_id": None},
+        **{"parameters": {"sigma": 12.0, "order": 2, "rounds": 0}, "release_id": None, "student": None, **NO_QUERIES},
+        **{"student_accuracy": None, "label_size": None, "confusion": (), "table": table(), "assets": ()},
+        **{"provenance": {"categories": "declared by the owner"}, "other_releases": ()},
+        **{"class_names": (), "answer_files": ("first_answers.json",), "baselines": TABLE_ACCURACIES},
+    },
+    "not_private": {"private": False, "epsilon_ex_post": 2.1},
+    "delta_alone": {"epsilon": 0.0, "accountant": "delta", "epsilon_curve": ()},
+}

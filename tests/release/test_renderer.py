@@ -14,10 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import nodes as jinja_nodes
 
-from pate_torch.methods import gradients, reverse_knn
-from pate_torch.methods.base import MethodDescription
 from pate_torch.owner_metrics import PrivateMetrics
-from pate_torch.privacy.records import LABEL_UNIT
 from pate_torch.release import renderer, statement
 from pate_torch.release.renderer import (
     MAX_POINTS,
@@ -32,46 +29,18 @@ from pate_torch.release.renderer import (
     to_strict_json,
     write_release,
 )
-from pate_torch.release.report import Accuracy, Share
 from tests.release.json_schema import faults, privacy_schema
-from tests.release.reporting_demo import baseline, confusion, demo, examples, table
+from tests.release.reporting_demo import (
+    FORMS,
+    baseline,
+    confusion,
+    demo,
+    examples,
+)
 from tests.worlds import Terminal
 
 GOLDEN = Path(__file__).parent / "golden"
 OWNER = PrivateMetrics(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
-NO_QUERIES = {"queries_asked": 0, "queries_answered": 0, "epsilon_curve": (), "examples": (), "label_accuracy": None}
-TABLE_METHOD = MethodDescription(
-    subject="marginal tables", procedure="Tables were counted.", assumptions=("One count.",), product="table"
-)
-TABLE_ACCURACIES = (
-    Accuracy(name="Most frequent value", share=Share(value=0.57, size=1000), description="the constant prediction"),
-    Accuracy(name="Logistic regression", share=Share(value=0.79, size=1000), is_primary=True),
-)
-FORMS = {
-    "teachers": {},
-    "gradients": {
-        **{"method": gradients.describe("group:user", 5), "mechanism": "gradient_descent", "rounds": 2},
-        **{"unit": "group:user", "adjacency": "replace_one", "num_teachers": 0, "noise": "discrete"},
-        **{"epsilon_ex_post": 2.1, "charged_accountant": "rdp", "reuses_labels": True, "declared_size": 60000},
-    },
-    "reverse_knn": {
-        **{"method": reverse_knn.describe(LABEL_UNIT), "mechanism": "histogram", "rounds": 2, "num_teachers": 0},
-        **{"unit": LABEL_UNIT, "adjacency": "replace_one", "chosen_by": "public data", "input_kind": "table"},
-    },
-    "dpsgd": {
-        **{"method": None, "mechanism": "dpsgd", "num_teachers": 0, "teachers_id": None, "release_id": None},
-        **{"label_size": None, "answer_files": (), "input_kind": "images", **NO_QUERIES},
-    },
-    "table": {
-        **{"method": TABLE_METHOD, "mechanism": "marginals", "num_teachers": 0, "teachers_id": None},
-        **{"parameters": {"sigma": 12.0, "order": 2, "rounds": 0}, "release_id": None, "student": None, **NO_QUERIES},
-        **{"student_accuracy": None, "label_size": None, "confusion": (), "table": table(), "assets": ()},
-        **{"provenance": {"categories": "declared by the owner"}, "other_releases": ()},
-        **{"class_names": (), "answer_files": ("first_answers.json",), "baselines": TABLE_ACCURACIES},
-    },
-    "not_private": {"private": False, "epsilon_ex_post": 2.1},
-    "delta_alone": {"epsilon": 0.0, "accountant": "delta", "epsilon_curve": ()},
-}
 
 
 def console(report, stream=None, **more) -> str:

@@ -19,8 +19,7 @@ from pate_torch.release.renderer import build_statement, render_model_card, rend
 from pate_torch.synthesis.mixture import NoisyTables, ProductMixture
 from pate_torch.synthesis.model import TableModel
 from tests.release.json_schema import faults, privacy_schema
-from tests.release.reporting_demo import demo, table
-from tests.release.test_renderer import FORMS
+from tests.release.reporting_demo import FORMS, demo, table
 
 DOMAIN = TableDomain.from_dict(
     {
