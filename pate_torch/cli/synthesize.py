@@ -36,7 +36,8 @@ def main(parsed: argparse.Namespace) -> int:
             raise checks.error("--out", str(parsed.out), "is not empty", "Choose a new folder.")
         table = read_table("table", parsed.table, parsed.separator)
         if parsed.group is not None:
-            checks.one_of("--group", parsed.group, list(table))
+            ids = table[checks.one_of("--group", parsed.group, list(table))]
+            table[parsed.group] = ids.to_pylist()
         public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
         if public is not None:
             public.pop(parsed.group, None)
