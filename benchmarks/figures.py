@@ -31,6 +31,13 @@ STYLES = {
     "DP-SGD": ("DP-SGD (Opacus)", "#c64600", "^-"),
 }
 """Method of a table -> label, color and form of its line."""
+SYNTHESIS_STYLES = {
+    "pate_torch": ("synthetic rows, pate_torch", "#1a5fb4", "o-"),
+    "aim": ("synthetic rows, AIM", "#c64600", "^-"),
+    "independent": ("synthetic rows, independent columns", "#999999", "v-"),
+    "classifier, 100 public rows": ("PATEClassifier", "#26a269", "s-"),
+}
+"""Method of ``synthesis.csv`` -> label, color and form of its line; a method without rows is left out."""
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
@@ -100,6 +107,36 @@ def draw_growth(file: str) -> None:
     save(figure, file)
 
 
+def draw_synthesis(file: str) -> None:
+    """Draw the accuracy of classifiers trained on synthetic rows, and of classifiers of private rows, by epsilon."""
+    rows = read_rows("synthesis.csv")
+    tables = list(dict.fromkeys(row["data"] for row in rows))
+    figure, axes = plt.subplots(2, 4, figsize=(11, 5.4))
+    for table, panel in zip(tables, axes.flat, strict=False):
+        found = [row for row in rows if row["data"] == table]
+        top = next(float(row["accuracy"]) for row in found if row["method"] == "no privacy")
+        panel.axhline(100 * top, color="#555555", linestyle="--", label="private rows, without privacy")
+        for method, (label, color, form) in SYNTHESIS_STYLES.items():
+            points = sorted((r for r in found if r["method"] == method), key=lambda row: float(row["epsilon"]))
+            heights = [100 * float(row["accuracy"]) for row in points]
+            errors = [200 * float(row["accuracy_error"]) for row in points]
+            places = [EPSILONS[1:].index(f"{float(row['epsilon']):g}") for row in points]
+            if points:
+                panel.errorbar(places, heights, errors, fmt=form, color=color, label=label, markersize=4, capsize=2)
+        panel.set_title(table, fontsize=9)
+        panel.set_xticks(range(3), EPSILONS[1:])
+        panel.grid(color="#dddddd", linewidth=0.5)
+    for panel in axes[:, 0]:
+        panel.set_ylabel("test accuracy, %")
+    for panel in axes[-1]:
+        panel.set_xlabel("epsilon")
+    axes[-1, -1].axis("off")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    axes[-1, -1].legend(handles, labels, loc="center", fontsize=8, frameon=False)
+    figure.tight_layout()
+    save(figure, file)
+
+
 def save(figure: plt.Figure, file: str) -> None:
     """Save a figure without the date, so that equal figures have equal bytes."""
     figure.savefig(IMAGES / file, metadata={"Date": None}, facecolor="white")
@@ -113,6 +150,7 @@ def main() -> None:
     draw_accuracy(tuple(TITLES), 4, "accuracy-all.svg")
     draw_cost("cost-of-queries.svg")
     draw_growth("growth.svg")
+    draw_synthesis("synthesis.svg")
 
 
 if __name__ == "__main__":

@@ -321,11 +321,42 @@ def synthesize_nothing(
 
 
 def synthesize_with_project(
-    codes: np.ndarray, sizes: Sequence[int], target: int, epsilon: float, delta: float, seed: int, num_rows: int | None
+    codes: np.ndarray,
+    sizes: Sequence[int],
+    target: int,
+    epsilon: float,
+    delta: float,
+    seed: int,
+    num_rows: int | None,
+    ordered: Sequence[bool],
+    rounds: int = 0,
 ) -> np.ndarray:
-    """This project's synthesizer on codes."""
-    synthesize = pate_torch.TabularSynthesizer.synthesize_codes
-    return synthesize(codes, sizes, target, epsilon, delta, seed, num_rows)
+    """``TabularSynthesizer`` by default, with the schema declared; code 0 of every column but the target is missing."""
+    first = [int(column != target) for column in range(len(sizes))]
+    schema = {
+        f"c{column}": {"type": "integer", "edges": [*range(first[column], size), size - 0.5]}
+        if ordered[column]
+        else {"type": "category", "values": [str(code) for code in range(first[column], size)]}
+        for column, size in enumerate(sizes)
+    }
+    table = {
+        f"c{column}": ["" if code < first[column] else str(code) for code in codes[:, column].tolist()]
+        for column in range(len(sizes))
+    }
+    with tempfile.TemporaryDirectory() as home, contextlib.redirect_stderr(io.StringIO()):
+        model = pate_torch.TabularSynthesizer(
+            epsilon,
+            account="table",
+            target=f"c{target}",
+            schema={"columns": schema},
+            delta=delta,
+            rounds=rounds,
+            home=home,
+            random_state=seed,
+            verbose=False,
+        )
+        rows = model.fit(table).model_.sample(num_rows, seed)
+    return np.stack([[int(cell) if str(cell).isdigit() else 0 for cell in column] for column in rows.values()], 1)
 
 
 def classify(split: Split, epsilon: float, seed: int) -> dict[str, float]:
@@ -360,8 +391,8 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "independent": synthesize_independent,
     "aim": aim.synthesize,
 }
-if hasattr(pate_torch, "TabularSynthesizer"):
-    SYNTHESIZERS["project"] = synthesize_with_project
+PROJECT = {"pate_torch": 0, "pate_torch, two rounds": 2}
+"""Number of rounds of votes of this project's synthesizer."""
 CLASSIFIER = "classifier, 100 public rows"
 FIGURES = (
     "accuracy", "auc", "tv1", "tv2", "tv3", "seconds", "rows",
@@ -375,7 +406,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=results / "synthesis.jsonl")
     parser.add_argument("--table", type=Path, default=results / "synthesis.csv")
     parser.add_argument("--datasets", nargs="+", default=TABLES)
-    parser.add_argument("--methods", nargs="+", default=[*SYNTHESIZERS, CLASSIFIER])
+    parser.add_argument("--methods", nargs="+", default=[*SYNTHESIZERS, *PROJECT, CLASSIFIER])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[0.5, 1.0, 2.0])
     parser.add_argument("--splits", type=int, default=5)
     args = parser.parse_args()
@@ -395,7 +426,11 @@ def main() -> None:
                     row["seconds"] = time.process_time() - began
                 else:
                     table = split.table
-                    codes = SYNTHESIZERS[method](split.private, table.sizes, table.target, epsilon, DELTA, seed, None)
+                    facts = split.private, table.sizes, table.target, epsilon, DELTA, seed, None
+                    if method in PROJECT:
+                        codes = synthesize_with_project(*facts, table.ordered, PROJECT[method])
+                    else:
+                        codes = SYNTHESIZERS[method](*facts)
                     row["seconds"] = time.process_time() - began
                     row |= evaluate(codes, split, seed)
             except ReleaseStopped as error:  # The noise hides all.
@@ -413,7 +448,8 @@ def write_table(rows: Path, table: Path) -> None:
     with table.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["data", "method", "epsilon", "splits", *(n for f in FIGURES for n in (f, f"{f}_error"))])
-        for key, found in sorted(cells.items(), key=lambda cell: (TABLES + STAND_INS).index(cell[0][0])):
+        position = {name: place for place, name in enumerate(TABLES + STAND_INS)}
+        for key, found in sorted(cells.items(), key=lambda c: (position.get(c[0][0], 99), *c[0][1:])):
             line: list[object] = [*key, sum("refused" not in row for row in found)]
             for figure in FIGURES:
                 values = [row[figure] for row in found if figure in row]

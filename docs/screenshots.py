@@ -1,4 +1,5 @@
 """Pictures of a run, for the documentation: python docs/screenshots.py <run folder> <where to put them>
+With --table the folder is that of a synthetic table.
 
 Takes the head of release/report.html in light, dark and at a phone's width (the whole page with --whole), then shrinks
 the pictures to 256 colors. Needs chromium (Debian: apt-get install chromium). Shows released values alone: the private
@@ -59,13 +60,27 @@ def report(page: Path, out: Path, wide: int, tall: int) -> None:
     image.crop((0, 0, 360, tall)).save(out / "report-phone.png", optimize=True)
 
 
+def show_table(page: Path, out: Path) -> None:
+    """Take the columns and the associations of a synthetic table, in light and dark."""
+    style = "<style>header, footer, section:not(#columns, #associations) { display: none } section { margin-top: 1rem }"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "report.html"
+        copy.write_text(page.read_text().replace("</head>", style + "</style></head>"))
+        for theme in ("light", "dark"):
+            shoot(copy.as_uri(), out / f"synthetic-{theme}.png", 1080, 870, dark=theme == "dark")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run folder (it holds release/)")
     parser.add_argument("out", type=Path, help="where the pictures go")
+    parser.add_argument("--table", action="store_true", help="columns and associations of a synthetic table alone")
     parser.add_argument("--whole", action="store_true", help="the whole report, not its head alone")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.table:
+        show_table(given.run / "report.html", given.out)
+        return
     report(given.run / "release" / "report.html", given.out, *REPORT["whole" if given.whole else "head"])
 
 

@@ -300,6 +300,7 @@ class ReleaseSession(OpenRun):
             includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
             model={} if student is None else self.config.method.describe_model(student),
             private_test=None if student is None else read_test(self.release_dir / MODEL_FILE_NAME, "student_sha256"),
+            seed=self.config.seed,
         )
         write_release(self.release_dir, report)
         return report

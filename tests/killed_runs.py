@@ -24,7 +24,7 @@ import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import PATE, owner_metrics, pipeline, session
+from pate_torch import PATE, TabularSynthesizer, owner_metrics, pipeline, session
 from pate_torch.accounting.events import from_json
 from pate_torch.api.journal import Journal
 from pate_torch.api.labeler import PrivateLabeler
@@ -40,7 +40,7 @@ from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.chain import HashChain
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
@@ -109,13 +109,13 @@ class Steps:
 
 def watch_noise(home: Path) -> None:
     """Write down, before every draw, how many releases the ledger has charged by then."""
-    inner = DryRunNoise.draw_gaussian
+    inner = NoiseSource.draw_gaussian
 
-    def watched(self: DryRunNoise, *args: Any, **options: Any) -> Any:
+    def watched(self: NoiseSource, *args: Any, **options: Any) -> Any:
         write_line(home / "draws.txt", reservations(home))
         return inner(self, *args, **options)
 
-    DryRunNoise.draw_gaussian = watched  # type: ignore[method-assign]
+    NoiseSource.draw_gaussian = watched  # type: ignore[method-assign]
 
 
 def write_line(file: Path, value: object) -> None:
@@ -146,7 +146,7 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),
         (GNMax, ("release",)),
-        (DryRunNoise, ("draw_gaussian",)),
+        (NoiseSource, ("draw_gaussian",)),
     )
     pipeline.run(plan(home, name))
     (home / "steps.txt").write_text(str(steps.count))
@@ -219,6 +219,18 @@ def _api(home: Path, number: int) -> None:
     one.report(data.test_x, data.test_y)
 
 
+def synthesize(home: Path, number: int = 0, *, allow_refit: bool = True) -> None:
+    """Make a synthetic table, with a round of votes. Every call is the same."""
+    draw = np.random.default_rng(0)
+    age, ill = draw.integers(0, 100, 300), draw.integers(0, 2, 300)
+    columns = {name: {"type": "boolean"} for name in ("ill", "fever")}
+    columns["age"] = {"type": "integer", "low": 0, "high": 100, "bins": 2}
+    TabularSynthesizer(
+        8.0, account="clinic", target="ill", schema={"columns": columns}, rounds=1, home=home, cap=CAP, verbose=False,
+        allow_refit=allow_refit,
+    ).fit({"age": age, "ill": ill, "fever": (age > 50) ^ (ill == 1)})  # fmt: skip
+
+
 def _labeler(home: Path, number: int) -> None:
     """Asks some queries; notes each answer it was given."""
 
@@ -267,10 +279,16 @@ KINDS: dict[str, Callable[[Path, int], None]] = {
     "api": _api,
     "reverse_knn": _reverse_knn,
     "gradients": _gradients,
+    "synthetic": synthesize,
 }
 
 
-def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
+def synthesize_once(home: Path, kill_at: int | None) -> None:
+    """Make the only synthetic table of an account, or finish it; write the number of the steps at the end."""
+    attempt(partial(synthesize, allow_refit=False), home, 0, kill_at)
+
+
+def attempt(kind: str | Callable[[Path, int], None], home: Path, number: int, kill_at: int | None) -> None:
     """One run of its kind; writes the number of its steps at the end."""
     quietly()
     training.GROUP_TEACHERS = 4  # in this process: eight teachers are two groups
@@ -283,9 +301,9 @@ def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
         (HashChain, ("append",)),
         (Journal, ("append",)),
         (release_store, ("write",)),
-        (DryRunNoise, ("draw_gaussian",)),
+        (NoiseSource, ("draw_gaussian",)),
     )
-    KINDS[kind](home, number)
+    (KINDS[kind] if isinstance(kind, str) else kind)(home, number)
     (home / "steps.txt").write_text(str(steps.count))
 
 

@@ -52,6 +52,7 @@ KERNEL = (
     *("accounting/", "privacy/", "mechanisms/"),  # prices, records, values, noise, ledger
     *("core/files.py", "core/rng.py", "core/texts.py"),  # what ledger and unit names rest on
     *("methods/", "features/batch_invariant.py", "teachers/voting.py", "teachers/independence.py"),  # contributions
+    "synthesis/evolution.py",  # the cell of a unit
     "teachers/store.py",  # which teachers and which account these records have
     "data/labels_only.py",  # which side of the data a record is on, beside privacy/unit_ids.py
     *("opening.py", "session.py", "config.py", "students/selection.py"),  # what is charged
@@ -64,7 +65,7 @@ OUTSIDE = (
     *("__init__.py", "__main__.py", "audit.py", "components.py", "pipeline.py", "owner_metrics.py"),
     "methods/feasibility.py",
     *("api/", "cli/", "core/", "data/", "features/", "networks.py", "planning/", "queries/", "release/"),
-    *("students/", "teachers/"),
+    *("students/", "synthesis/", "teachers/"),
     "mechanisms/neighbors.py",  # audits test mechanisms with these values; no price, noise or claim depends on them
 )
 

@@ -39,7 +39,7 @@ from pate_torch.api.inputs import (
     to_dense,
 )
 from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
-from pate_torch.api.pate import PATE, annotate_disk_error, select_student_network
+from pate_torch.api.pate import PATE, annotate_disk_error, choose_cap, select_student_network
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.device import parse_device
 from pate_torch.core.formatting import format_delta
@@ -54,7 +54,7 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
 from pate_torch.privacy import records as origins
-from pate_torch.privacy.accounts import Charge, account_charged_error
+from pate_torch.privacy.accounts import Charge
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, EncoderCard
@@ -64,7 +64,6 @@ from pate_torch.release.builder import compare_predictions
 from pate_torch.release.charges import explained_interrupts, format_charges
 from pate_torch.release.renderer import write_release
 from pate_torch.release.report import ReleaseReport
-from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.linear import CountRegression, Logistic, ReleasedModel
@@ -74,10 +73,6 @@ from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.store import load_student
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.panel import check_learner, convert_points, copy_estimator
-from pate_torch.teachers.store import TeacherStore
-
-DEFAULT_CAP_EPSILON = 10.0
-"""Epsilon cap of a new account without ``cap``, unless the fit costs more: then the cap is the cost of the fit."""
 
 _logger = logging.getLogger(__name__)
 
@@ -483,13 +478,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _make_pate(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
         """Make the ``PATE`` object of the run. Raise ValueError before training if the account may not be charged."""
         home, method, transform, name = self._home, self.method_, self._transform, str(self.account)
-        cap = None if self.cap is None else checks.positive("cap", self.cap)
-        account = find_account(home, name)
-        is_charged = account is not None and account.is_charged
-        has_release = account is not None and account.has_release
-        may_charge = self.allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
-        if account is not None and has_release and not may_charge:  # the ledger checks this again at the charge
-            raise account_charged_error(account, self.epsilon)
+        cap = choose_cap(home, name, epsilon=self.epsilon, cap=self.cap, allow_refit=self.allow_refit)
         options: dict[str, Any] = {}
         if method.name == "dpsgd":
             from pate_torch.methods.dpsgd import DPSGD  # imported here, because the module imports Opacus
@@ -512,7 +501,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             name,
             classes=self.classes_.tolist(),
             delta=facts.delta,
-            budget_epsilon=max(DEFAULT_CAP_EPSILON, self.epsilon) if cap is None and not is_charged else cap,
+            budget_epsilon=cap,
             teacher=teacher,
             first_charge_only=not self.allow_refit,
             allow_duplicate_account=self.allow_duplicate_account,

@@ -18,27 +18,23 @@ from sklearn.utils.validation import check_is_fitted
 
 from pate_torch.api.inputs import is_table
 from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
-from pate_torch.api.pate import PATE, annotate_disk_error
+from pate_torch.api.pate import PATE, annotate_disk_error, choose_cap
 from pate_torch.core import checks, run_folders
 from pate_torch.core.formatting import format_delta
 from pate_torch.core.progress import Callback
 from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import records as origins
-from pate_torch.privacy.accounts import account_charged_error
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release.charges import format_charges
 from pate_torch.release.renderer import write_release
-from pate_torch.release.store import ROWS_FILE_NAME, UnfinishedCall
+from pate_torch.release.store import ROWS_FILE_NAME
 from pate_torch.release.table_report import measure_usefulness, write_rows
 from pate_torch.session import ReleaseSession
 from pate_torch.synthesis.model import TableModel
-from pate_torch.teachers.store import TeacherStore
-
-DEFAULT_CAP_EPSILON = 10.0
 
 
 @dataclass(eq=False, repr=False)
@@ -95,8 +91,8 @@ class TabularSynthesizer(BaseEstimator):
         Args:
             X: PRIVATE. DataFrame or {column: cells}. Columns that the domain does not have are ignored.
             y: Not used.
-            groups: PRIVATE. Privacy unit of each row, such as a patient, [N]. One row of each unit is counted. None if
-                the unit is a row.
+            groups: PRIVATE. Privacy unit of each row, such as a patient, [N], or the name of the column of ``X`` that
+                holds the units. One row of each unit is counted. None if the unit is a row.
 
         Raises:
             ValueError: An argument is wrong, and nothing has been charged.
@@ -107,14 +103,19 @@ class TabularSynthesizer(BaseEstimator):
         if self.account is None:
             problem = "must name the private data set, whose account pays for every release"
             raise checks.error("account", None, problem, 'For example TabularSynthesizer(account="clinic").')
+        self._run_folder: Path | None = None
         domain = self._make_domain()
         if not is_table(X) and not isinstance(X, Mapping):
             raise checks.error("X", type(X).__name__, "must be a DataFrame or {column: cells}")
         code_NJ = domain.encode(X)
+        unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
+        if isinstance(groups, str):
+            names = [name for name in X if name not in {column.name for column in domain.columns}]
+            groups, unit = X[checks.one_of("groups", groups, names)], f"group:{groups}"
         unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(code_NJ))
         home, name = run_folders.check_root(run_folders.get_home_folder(self.home)), self.account
         with annotate_disk_error(home, name):
-            pate, method = self._make_pate(domain, home, groups)
+            pate, method = self._make_pate(domain, home, unit)
             target_N = torch.from_numpy(code_NJ[:, method.target_index])
             pate.fit_teachers(torch.from_numpy(code_NJ.astype(np.float32)), target_N, unit_id=unit_ids)
             data = pate.make_data(np.zeros((1, code_NJ.shape[1]), dtype=np.float32))
@@ -129,7 +130,7 @@ class TabularSynthesizer(BaseEstimator):
                 self._release(replace(config, privacy=privacy), code_NJ)
             finally:
                 self._announce_charge(home, pate)
-        self.domain_ = domain
+        self.domain_, self._table_type = domain, type(X) if is_table(X) else dict
         return self
 
     def _release(self, config: Any, code_NJ: np.ndarray) -> None:
@@ -145,15 +146,13 @@ class TabularSynthesizer(BaseEstimator):
             self._report = session.publish(written, None, shows_table=False)
             (session.private_dir / "summary.json").write_text(json.dumps(compare_tables(model, rows, code_NJ)) + "\n")
         session.finish()
-        self.model_, self.release_ = model, session.release_dir
+        self.model_, self.release_, self._seed = model, session.release_dir, config.seed
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
 
     def sample(self, num_rows: int | None = None, random_state: int = 0) -> Any:
-        """Draw synthetic rows as a DataFrame. By default as many as the noisy number of units."""
-        import pandas as pd
-
+        """Draw synthetic rows, of the type of the fitted table. By default as many as the noisy number of units."""
         check_is_fitted(self, "model_")
-        return pd.DataFrame(self.model_.sample(num_rows, random_state))
+        return self._table_type(self.model_.sample(num_rows, random_state))
 
     @reworded_errors(CLASSIFIER_WORDS)
     def save_release(self, folder: Path | str, *, evaluation: Any = None) -> Path:
@@ -174,7 +173,7 @@ class TabularSynthesizer(BaseEstimator):
             raise checks.error("folder", str(folder), "is not empty", "Choose a new folder.")
         report = self._report
         if evaluation is not None:
-            rows = measure_usefulness(self.model_, self.domain_.encode(evaluation))
+            rows = measure_usefulness(self.model_, self.domain_.encode(evaluation), self._seed)
             report = replace(report, evaluation=replace(report.evaluation, baselines=rows))
         shutil.copytree(self.release_, folder, dirs_exist_ok=True)
         if evaluation is not None:
@@ -192,22 +191,16 @@ class TabularSynthesizer(BaseEstimator):
         elif isinstance(self.schema, TableDomain):
             domain = self.schema
         elif isinstance(self.schema, str | Path):
-            import yaml
-
-            domain = TableDomain.from_dict(yaml.safe_load(Path(self.schema).read_text(encoding="utf-8")))
+            domain = TableDomain.from_dict(_read_yaml(Path(self.schema)))
         else:
             domain = TableDomain.from_dict(self.schema)
         return domain if self.target is None else replace(domain, target=self.target)
 
-    def _make_pate(self, domain: TableDomain, home: Path, groups: Any) -> tuple[PATE, SyntheticTable]:
+    def _make_pate(self, domain: TableDomain, home: Path, unit: str) -> tuple[PATE, SyntheticTable]:
         """Make the account's ``PATE`` object and the method. Raise ValueError if the account may not be charged."""
         name = str(self.account)
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
-        account = find_account(home, name)
-        may_charge = self.allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
-        if account is not None and account.has_release and not may_charge:
-            raise account_charged_error(account, self.epsilon)
-        is_charged, cap = account is not None and account.is_charged, self.cap
+        cap = choose_cap(home, name, epsilon=self.epsilon, cap=self.cap, allow_refit=self.allow_refit)
         method = SyntheticTable(domain=domain, rounds=self.rounds, seed=seed, kind=self.noise)
         width, partitions = len(domain.columns), {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
         origin = origins.FROM_PUBLIC_POINTS if self.public is not None else origins.FROM_OWNER
@@ -215,7 +208,7 @@ class TabularSynthesizer(BaseEstimator):
             name,
             classes=domain.sizes[method.target_index],
             delta=checks.delta("delta", self.delta),
-            budget_epsilon=max(DEFAULT_CAP_EPSILON, self.epsilon) if cap is None and not is_charged else cap,
+            budget_epsilon=cap,
             teacher=method,
             first_charge_only=not self.allow_refit,
             allow_duplicate_account=self.allow_duplicate_account,
@@ -224,7 +217,7 @@ class TabularSynthesizer(BaseEstimator):
             provenance={origins.CATEGORIES: origin},
             home=home,
             partition=partitions[checks.one_of("adjacency", self.adjacency, partitions)],
-            unit="record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
+            unit=unit,
             mean=[0.0] * width,
             std=[1.0] * width,
             seed=seed,
@@ -234,7 +227,7 @@ class TabularSynthesizer(BaseEstimator):
         return pate, method
 
     def _announce_charge(self, home: Path, pate: PATE) -> None:
-        account, run = find_account(home, pate.name), getattr(self, "_run_folder", None)
+        account, run = find_account(home, pate.name), self._run_folder
         charges = [] if account is None or run is None else [c for c in account.charges.values() if c.run == run.name]
         if account is not None and charges:
             self.total_ = account.guarantee
@@ -243,6 +236,15 @@ class TabularSynthesizer(BaseEstimator):
     def _announce(self, line: str) -> None:
         if self.verbose:
             print(line)
+
+
+def _read_yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise checks.error("schema", str(path), f"cannot be read ({error})") from error
 
 
 def compare_tables(model: TableModel, rows_NJ: np.ndarray, private_NJ: np.ndarray) -> dict[str, Any]:

@@ -12,7 +12,7 @@ The columns are declared in a YAML file (--schema), or read off public rows (--p
       smoker: {type: boolean}
       weight: {type: real, low: 30, high: 200, bins: 17}
       admitted: {type: date, low: 2020-01-01, high: 2024-12-31, bins: 20}
-      diagnosis: {type: category, values: [yes, no]}
+      diagnosis: {type: category, values: ["yes", "no"]}
 
 The folder --out holds everything that may be published: synthetic.csv, the model, the statement and the report. The
 exit code is 0 if the command succeeds, and 2 if an argument is refused before a charge.
@@ -35,10 +35,9 @@ def main(parsed: argparse.Namespace) -> int:
         if parsed.out.exists() and any(parsed.out.iterdir()):
             raise checks.error("--out", str(parsed.out), "is not empty", "Choose a new folder.")
         table = read_table("table", parsed.table, parsed.separator)
-        groups = None
         if parsed.group is not None:
-            checks.one_of("--group", parsed.group, list(table))
-            groups = table.pop(parsed.group).to_pylist()
+            ids = table[checks.one_of("--group", parsed.group, list(table))]
+            table[parsed.group] = ids.to_pylist()
         public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
         if public is not None:
             public.pop(parsed.group, None)
@@ -56,7 +55,7 @@ def main(parsed: argparse.Namespace) -> int:
             allow_refit=parsed.allow_refit,
             noise=parsed.noise,
         )
-        synthesizer.fit(table, groups=groups)
+        synthesizer.fit(table, groups=parsed.group)
         folder = synthesizer.save_release(parsed.out)
         print(f"  {synthesizer.model_.size:,} synthetic rows in {folder / 'synthetic.csv'}")
 

@@ -47,14 +47,10 @@ class Marginals(RecordMechanism):
 
     @classmethod
     def from_mu(cls, mu: float, num_tables: int, adjacency: str, noise: str = "torch") -> Marginals:
-        """Make the mechanism of so many tables that costs at most mu, whatever their number is."""
+        """Make the mechanism of so many tables that costs at most mu, and at most as much as one table."""
         distance = make_table_sensitivity(num_tables, adjacency).l2
-        return cls(
-            sigma=distance / mu * (1 + 1e-12 * (num_tables > 1)),
-            adjacency=adjacency,
-            num_tables=num_tables,
-            noise=noise,
-        )
+        slack = 1e-12 if num_tables > 1 else 1e-13  # larger than rounding errors
+        return cls(sigma=distance / mu * (1 + slack), adjacency=adjacency, num_tables=num_tables, noise=noise)
 
     @property
     def has_independent_queries(self) -> bool:

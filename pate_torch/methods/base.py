@@ -359,11 +359,14 @@ class MethodDescription:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> MethodDescription:
         """Make a description from the output of ``to_dict``. Raises KeyError, TypeError or ValueError for others."""
+        facts = {"product": "labels", **facts}
         return cls(**{field.name: facts[_KEYS.get(field.name, field.name)] for field in fields(cls)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content for ``release.json``."""
         values = asdict(self) | {"assumptions": list(self.assumptions)}
+        if self.product == "labels":
+            del values["product"]
         return {_KEYS.get(name, name): value for name, value in values.items()}
 
 

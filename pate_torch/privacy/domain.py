@@ -49,10 +49,13 @@ class DomainColumn:
     def __post_init__(self) -> None:
         key = f"columns.{checks.nonempty_string('columns', self.name)}"
         checks.one_of(f"{key}.type", self.kind, KINDS)
-        if self.kind == "category" and (not self.values or len(set(self.values)) < len(self.values)):
-            raise checks.error(f"{key}.values", self.values, "must list different categories")
+        names = {*self.values, "", OTHER}
+        if self.kind == "category" and (not self.values or len(names) < len(self.values) + 2):
+            raise checks.error(f"{key}.values", self.values, f"must list different categories, without {OTHER!r}")
         if self.is_number and (len(self.edges) < 2 or any(b <= a for a, b in zip(self.edges, self.edges[1:]))):  # noqa: B905
             raise checks.error(f"{key}.edges", self.edges, "must be two or more increasing numbers")
+        if self.kind in ("integer", "date") and any(edge % 1 for edge in self.edges):
+            raise checks.error(f"{key}.edges", self.edges, "must be whole numbers, so that every bin holds one")
 
     @property
     def is_number(self) -> bool:
@@ -98,7 +101,9 @@ class DomainColumn:
         low_N, high_N = edge_E[bin_N], edge_E[bin_N + 1]
         if self.kind == "real":
             digits = max(0, 3 - math.floor(math.log10(edge_E[-1] - edge_E[0])))
-            number_N = np.round(random.uniform(low_N, high_N), digits)
+            exact_N = np.minimum(random.uniform(low_N, high_N), np.nextafter(high_N, low_N))
+            number_N = np.round(exact_N, digits)
+            number_N = np.where((low_N <= number_N) & (number_N < high_N), number_N, exact_N)
         else:  # the integers of [low, high), and of the last bin [low, high]
             first_N, last_N = np.ceil(low_N), np.where(bin_N == len(edge_E) - 2, np.floor(high_N), np.ceil(high_N) - 1)
             number_N = first_N + np.floor(random.random(len(code_N)) * np.maximum(1, last_N - first_N + 1))
@@ -210,7 +215,11 @@ def _parse_column(name: str, facts: Any) -> DomainColumn:
             f"{key}.{extra}", facts[extra], problem, f"Use {', '.join(sorted(allowed)) or 'type alone'}."
         )
     if not is_number:
-        values = tuple(normalize_class_name(v) for v in checks.collection(f"{key}.values", facts.get("values", ())))
+        given = checks.collection(f"{key}.values", facts.get("values", ()))
+        if any(isinstance(value, bool) for value in given):  # YAML reads the words yes, no, on and off as these
+            problem, fix = "must be texts or numbers", 'Write words such as "yes" and "no" in quotation marks.'
+            raise checks.error(f"{key}.values", list(given), problem, fix)
+        values = tuple(value for value in map(normalize_class_name, given) if value != OTHER)
         return DomainColumn(name=name, kind=kind, values=values)
     if "edges" in facts:
         edges = [_parse_limit(f"{key}.edges", edge, kind) for edge in checks.collection(f"{key}.edges", facts["edges"])]
@@ -261,7 +270,7 @@ def _infer_column(name: str, text: Any, num_bins: int) -> DomainColumn:
             return DomainColumn(
                 name=name, kind=kind, edges=_make_quantiles(numbers[index_P], num_bins, is_whole=is_whole)
             )
-    values = sorted(set(map(normalize_class_name, present)))
+    values = sorted(set(map(normalize_class_name, present)) - {OTHER})
     if len(values) > MAX_VALUES:
         problem = f"has {len(values)} different values, more than {MAX_VALUES}"
         raise checks.error(f"public.{name}", values[0], problem, "Declare the column in a schema, or leave it out.")
@@ -269,10 +278,8 @@ def _infer_column(name: str, text: Any, num_bins: int) -> DomainColumn:
 
 
 def _make_quantiles(number_P: np.ndarray, num_bins: int, *, is_whole: bool) -> tuple[float, ...]:
-    """Make increasing limits of bins with about equally many PUBLIC numbers. The last limit lies above all numbers."""
+    """Make increasing limits of bins with about equally many PUBLIC numbers. The last bin includes its upper limit."""
     finite_P = number_P[np.isfinite(number_P)]
     edges = np.quantile(finite_P, np.linspace(0, 1, num_bins + 1))
     edges = np.unique(np.floor(edges) if is_whole else edges)
-    if is_whole:
-        edges[-1] += 1
-    return tuple(edges.tolist())
+    return tuple(edges.tolist()) if len(edges) > 1 else (float(edges[0]), float(edges[0]) + 1)

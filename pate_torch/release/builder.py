@@ -30,8 +30,10 @@ from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.statement import NOT_PRIVATE
 from pate_torch.release.store import ANSWER_FILES, WrittenRelease
+from pate_torch.release.table_report import describe_table
 from pate_torch.students.base import Student
 from pate_torch.students.private_test import PrivateTest
+from pate_torch.synthesis.model import TableModel
 from pate_torch.teachers.store import TeacherStore
 
 NUM_EXAMPLES = 12
@@ -53,15 +55,20 @@ def build_report(
     baselines: tuple[reports.Accuracy, ...] = (),
     includes_encoder: bool = False,
     private_test: PrivateTest | None = None,
+    seed: int = 0,
 ) -> reports.ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
     ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
-    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time.
+    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time. ``seed``
+    is that of the rows of a synthetic table.
     """
     release, record = written.release if isinstance(written.release, Release) else None, written.record
+    model_release = None if isinstance(written.release, Release) else written.release.model
+    table = describe_table(model_release, seed) if isinstance(model_release, TableModel) else None
     claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
-    description = None if release is None else release_store.load_method_description(record)
+    has_description = release is not None or table is not None
+    description = release_store.load_method_description(record) if has_description else None
     # A time is published only if it depends on public sizes alone. If a method has a first stage, the time of the stage
     # "labels" includes the preparation of private records.
     is_public_stage = {
@@ -91,6 +98,7 @@ def build_report(
             baselines=baselines,
             private_test=private_test,
         ),
+        table=table,
     )
 
 

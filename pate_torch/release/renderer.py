@@ -27,6 +27,7 @@ from pate_torch.release.report import (
     INPUT_KINDS,
     AccountClaim,
     Accuracy,
+    ColumnReport,
     ReleaseReport,
     Share,
     format_percent,
@@ -210,7 +211,7 @@ def _make_page_environment(*, is_markdown: bool) -> Environment:
         "Scale": Scale,
         "max_classes": MAX_CLASSES,
         "input_kinds": INPUT_KINDS,
-        **{function.__name__: function for function in functions},
+        **{function.__name__: function for function in (*functions, select_values)},
     }
     return environment
 
@@ -292,6 +293,20 @@ def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tupl
     order = np.argsort(counts, axis=None, kind="stable")[::-1][:max_pairs]
     pairs = zip(*np.unravel_index(order, counts.shape), strict=True)
     return [(names[true], names[guess], int(counts[true, guess])) for true, guess in pairs if counts[true, guess]]
+
+
+def select_values(column: ColumnReport) -> list[tuple[str, float, float, float, float]]:
+    """Select the values of a column in order, or the MAX_CLASSES most frequent among the synthetic rows.
+
+    Returns:
+        Name, share of the synthetic rows, noisy share and the ends of its interval, the last three clipped to [0, 1].
+    """
+    order = sorted(range(len(column.codes)), key=lambda code: -column.shares[code])
+    rows = []
+    for code in sorted(order[:MAX_CLASSES]):
+        noisy, low, high = np.clip(column.noisy_shares[code] + 2 * column.error * np.array([0, -1, 1]), 0, 1).tolist()
+        rows.append((column.codes[code], column.shares[code], noisy, low, high))
+    return rows
 
 
 # ---- the terminal ---------------------------------------------------------------------------------------------------

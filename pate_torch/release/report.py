@@ -49,6 +49,9 @@ FILES = {
     "scores.safetensors": "The logits of every public point in each round, and the linear model of the last round.",
     "guide.safetensors": "The student of all rounds but the last; the training of the final student starts from it.",
     "student.safetensors": "The student's weights.",
+    "synthetic.csv": "The synthetic rows. Empty cells are missing values, and other stands for values not declared.",
+    "synthesizer.safetensors": "The model of the synthetic table: its columns, the noisy tables, and the distribution "
+    "fitted to them. Further rows can be drawn from it at no further privacy cost.",
     "encoder/": "The files of the public encoder that computes the student's input. Their license is the encoder's.",
     "README.md": "The model card.",
     "SHA256SUMS": "The hashes of all other files, for sha256sum -c SHA256SUMS. pate verify also checks the claims.",
@@ -152,6 +155,41 @@ class Example:
     picture: str
     label: int
     query: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnReport:
+    """Distribution of one column.
+
+    Attributes:
+        name: Name of the column.
+        codes: Text of each code.
+        shares: Share of each code among the synthetic rows.
+        noisy_shares: Noisy share of the units with each code.
+        error: Standard deviation of the noise of a noisy share.
+    """
+
+    name: str
+    codes: tuple[str, ...]
+    shares: tuple[float, ...]
+    noisy_shares: tuple[float, ...]
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableReport:
+    """What a report shows of a synthetic table.
+
+    Attributes:
+        num_rows: Number of synthetic rows.
+        columns: Distribution of each column.
+        associations: Cramer's V of each pair of columns among the synthetic rows without rare values, 0 for independent
+            columns.
+    """
+
+    num_rows: int
+    columns: tuple[ColumnReport, ...]
+    associations: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -372,17 +410,20 @@ class ReleaseReport:
         record: Queries, mechanism and released files.
         claim: Guarantee, and the state of the account.
         evaluation: Measured accuracies.
+        table: Distributions and associations of a synthetic table; None for another release.
     """
 
     record: ReleaseRecord
     claim: AccountClaim
     evaluation: Evaluation
+    table: TableReport | None = None
 
     def __post_init__(self) -> None:
         record, claim, evaluation = self.record, self.claim, self.evaluation
         for name, part in (("record", ReleaseRecord), ("claim", AccountClaim), ("evaluation", Evaluation)):
             if type(getattr(self, name)) is not part:
                 raise TypeError(f"{name}: {type(getattr(self, name)).__name__} may not enter a released report")
+        _check_releasable("table", self.table)
         checks.integer("queries_answered", record.queries_answered, low=0, high=record.queries_asked)
         checks.one_of("noise", record.noise, ("torch", "discrete"))
         checks.optional(checks.one_of, "chosen_by", record.chosen_by, SELECTION_BASES)
@@ -402,7 +443,9 @@ class ReleaseReport:
         """The files of the release folder: name -> description. Reused labels stay in the folder of their release."""
         record = self.record
         names = {"report.html", "summary.json", "privacy.json", "README.md", "SHA256SUMS"}
-        if record.method is not None and not record.reuses_labels:
+        if self.table is not None:
+            names |= {"synthesizer.safetensors", "synthetic.csv", *record.answer_files}
+        elif record.method is not None and not record.reuses_labels:
             names |= {"release.json", *record.answer_files}
         names |= {"student.safetensors"} if record.student is not None else set()
         names |= {"encoder/"} if record.includes_encoder else set()
@@ -462,6 +505,7 @@ def format_price(epsilon: float | None, route: str, *, missing: str) -> tuple[st
 
 
 _RECORDS = (Accuracy, Share, Example, ChargedRelease, MethodDescription, PublicAsset, OwnerFacts, EncoderCard)
+_TABLE_RECORDS = (TableReport, ColumnReport)
 
 
 def _check_releasable(name: str, value: Any) -> None:
@@ -476,7 +520,7 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, (*_RECORDS, PrivateTest)):
+    elif isinstance(value, (*_RECORDS, *_TABLE_RECORDS, PrivateTest)):
         for field_ in fields(value):
             _check_releasable(f"{name}.{field_.name}", getattr(value, field_.name))
     else:

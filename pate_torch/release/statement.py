@@ -29,7 +29,6 @@ NOT_PRIVATE_REASON = (
 )
 NO_TOTAL_NOTE = "No total is claimed, because a release from these data used seeded noise."
 ADAPTIVE_NOTE = "If a later release was chosen after a look at an earlier one, the guarantee is the cap."
-NOT_MEASURED = "No accuracy is published, because there are no public labels to measure an accuracy on."
 FREE_NOTE = "An earlier release paid for the labels, so this run cost nothing."
 EX_POST_NOTE = "This value depends on the answers, so it is no guarantee."
 NOT_STATED = "not stated"
@@ -108,6 +107,9 @@ def list_verdict(report: ReleaseReport) -> dict[str, str]:
     elif (test := evaluation.private_test) is not None:
         low = math.floor(1000 * test.bound) / 10
         facts["Accuracy"] = f"at least {low:.1f} % with probability {CONFIDENCE:g}, by a test on private records"
+    elif report.table is not None and evaluation.baselines:
+        rows = (f"{row.name.lower()} {format_percent(row.share.value)}" for row in evaluation.baselines)
+        facts["Accuracy"] = f"on {evaluation.baselines[0].share.size:,} public test rows: {', '.join(rows)}"
     else:
         facts["Accuracy"] = "not published"
     facts["Check"] = "Run pate verify or pate-verify with the path of this folder. Both recompute every claim."

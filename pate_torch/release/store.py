@@ -89,9 +89,9 @@ def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
 
 
 def discard_incomplete(run: Path) -> None:
-    """Remove the answers of a run that was killed before it wrote release.json, because no claim covers them."""
+    """Remove the answers of a run that was killed before it wrote release.json or its model: no claim covers them."""
     folder = run / "release"
-    if not (folder / "release.json").exists():
+    if not any((folder / name).exists() for name in ("release.json", *_MODEL_FILES.values())):
         for name in ANSWER_FILES.values():
             (folder / name).unlink(missing_ok=True)
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 _BLOCK_ROWS = 4096
-_MIN_CLASS_WEIGHT = 0.05
-"""Weight of a row with another class than its own, so that every cell can get every class."""
+_CLASS_MIXING = 0.1
+"""Share of a row's weight that goes to the classes by their frequency, so that every cell can get every class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +83,16 @@ class Pool:
 
     @classmethod
     def from_rows(cls, codes_NJ: np.ndarray, target: int, sizes: Sequence[int], ordered: Sequence[bool]) -> Pool:
-        """Make a pool of these rows, each with every class; the class of the row itself has most of the weight."""
+        """Make a pool of these rows, each with every class, with the class frequencies of the rows.
+
+        The class of the row itself has most of its weight, and the other classes have the rest by their frequency.
+        """
         num_classes, own_N = sizes[target], codes_NJ[:, target]
         pool_NJ = np.repeat(codes_NJ, num_classes, axis=0)
         pool_NJ[:, target] = np.tile(np.arange(num_classes), len(codes_NJ))
-        weight_N = np.where(pool_NJ[:, target] == np.repeat(own_N, num_classes), 1.0, _MIN_CLASS_WEIGHT)
+        frequency_N = np.tile(np.bincount(own_N, minlength=num_classes) / len(own_N), len(own_N))
+        is_own_N = pool_NJ[:, target] == np.repeat(own_N, num_classes)
+        weight_N = (1 - _CLASS_MIXING) * is_own_N + _CLASS_MIXING * frequency_N
         return cls(pool_NJ, weight_N / weight_N.sum(), target, tuple(sizes), tuple(ordered))
 
     def choose_candidates(self, count: int, random: np.random.Generator) -> Candidates:

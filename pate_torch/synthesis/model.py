@@ -61,7 +61,7 @@ class TableModel:
         tensors |= {"weight": self.mixture.weight_K.contiguous()}
         tensors |= {"counts": torch.cat([self.tables.counts[clique].flatten() for clique in cliques]).to(torch.int32)}
         if self.pool_NJ is not None:
-            tensors |= {"rows": torch.from_numpy(self.pool_NJ.astype(np.int16))}
+            tensors |= {"rows": torch.from_numpy(self.pool_NJ.astype(np.int32))}
         facts = {"domain": self.domain.to_dict(), "size": self.size, "cliques": cliques, "sigma": self.tables.sigma}
         metadata = {"pate_torch": json.dumps({"kind": "table", **facts}, allow_nan=False)}
         files.write_atomically(path, safetensors.torch.save(tensors, metadata))

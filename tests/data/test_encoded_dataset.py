@@ -280,11 +280,11 @@ def test_the_statement_names_the_encoder_and_warns_of_overlap(ran):
     assert (
         f"SHA-256 {card['sha256']}" in text
         and "license: MIT" in text
-        and "nobody has declared that these data are disjoint" in text
+        and "Nobody has declared that these data are disjoint" in text
     )
     for page in ("README.md", "report.html"):
         text = (release / page).read_text()
-        assert card["sha256"] in text and "nobody has declared" in text and "old mails" in text
+        assert card["sha256"] in text and "Nobody has declared" in text and "old mails" in text
     assert '"tokenizer": "tokenizer.json"}' in (release / "README.md").read_text()
     assert json.loads((release / "release.json").read_text())["encoder"]["sha256"] == card["sha256"]
 
@@ -296,7 +296,7 @@ def test_an_encoder_declared_apart_from_the_records_brings_no_warning(ran):
     pipeline.run(other)
     release = other.folder / "release"
     text = (release / "README.md").read_text()
-    assert "nobody has declared" not in text
+    assert "Nobody has declared" not in text
     assert "training data of the encoder contain no private record" in text
     assert "encoder/" in text and 'load_student(".")' in text
     assert {file.name for file in (release / "encoder").iterdir()} == {"table.safetensors", "tokenizer.json"}

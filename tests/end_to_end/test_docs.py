@@ -123,6 +123,23 @@ def demo_table(file: Path) -> None:
     file.with_name("test.csv").write_text(rows(200, 50))
 
 
+def demo_clinic(file: Path) -> None:
+    """patients.csv, and beside it test.csv: visits of 4,000 and of 1,000 patients."""
+    generator = np.random.default_rng(0)
+    for name, patients in ((file.name, 4000), ("test.csv", 1000)):
+        patient_N = np.repeat(np.arange(patients), generator.integers(1, 3, patients))
+        age_N, sex_N = generator.normal(52, 17, patients).clip(0, 99).round(), generator.choice(["f", "m"], patients)
+        smoker_N = generator.random(patients) < 0.25
+        weight_N = generator.normal(np.where(sex_N == "f", 68, 82), 12)
+        risk_N = (age_N - 60) / 12 + 1.2 * smoker_N + (weight_N - 75) / 25 + generator.logistic(0, 0.7, patients)
+        lines = ["patient,age,sex,smoker,weight,diagnosis"]
+        for n in patient_N:
+            told = "" if generator.random() < 0.05 else ("no", "yes")[int(smoker_N[n])]
+            weight = weight_N[n] + generator.normal(0, 2)
+            lines.append(f"p{n},{age_N[n]:.0f},{sex_N[n]},{told},{weight:.1f},{('no', 'yes')[int(risk_N[n] > 0)]}")
+        file.with_name(name).write_text("\n".join(lines) + "\n")
+
+
 def demo_labeled(file: Path) -> None:
     """Visits of 480 other patients, all public and with labels, one a patient."""
     generator = np.random.default_rng(1)
@@ -191,7 +208,16 @@ def demo_resnet18(file: Path) -> None:
 
 MAKERS = {
     maker.__name__: maker
-    for maker in (demo_table, demo_labeled, demo_votes, demo_mails, demo_table_of_tokens, demo_resnet18, demo_vectors)
+    for maker in (
+        demo_table,
+        demo_clinic,
+        demo_labeled,
+        demo_votes,
+        demo_mails,
+        demo_table_of_tokens,
+        demo_resnet18,
+        demo_vectors,
+    )
 }
 
 

@@ -36,7 +36,15 @@ from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.privacy.sensitive import UNIT_COUNT_GRID, UNIT_NORM, GradientSums, Sensitivity, SoftVotes, UnitCounts
+from pate_torch.privacy.sensitive import (
+    UNIT_COUNT_GRID,
+    UNIT_NORM,
+    GradientSums,
+    MarginalTables,
+    Sensitivity,
+    SoftVotes,
+    UnitCounts,
+)
 from pate_torch.release import builder
 from pate_torch.students import selection
 
@@ -130,6 +138,8 @@ def watched(watch: Watch) -> Iterator[None]:
             kept = watch.meets(counts_F, value.sensitivity, mechanism=self)
             outside_sum = (kept[-1] * UNIT_COUNT_GRID).long()
             return dataclasses.replace(value, counts_C=kept[:-1].long(), outside_sum=outside_sum)
+        if isinstance(value, MarginalTables):
+            return dataclasses.replace(value, counts_M=watch.meets(value.counts_M, value.sensitivity, mechanism=self))
         counts = getattr(value, "counts_QC", None)
         if counts is None:
             watch.seen.append(Seen(torch.zeros(0), value.sensitivity, False, self))
@@ -217,7 +227,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             return (ev.LaplaceEvent(ratio=said.linf / mechanism.sigma, count=count),)
         case "ExponentialMechanism":
             return (ev.BoundedRangeEvent(eta=2 * said.linf * mechanism.rate, count=queries),)
-        case "ClassCounts":
+        case "ClassCounts" | "Marginals":
             return (gaussian(said.l2, mechanism.sigma, 1),)
         case "Histogram":
             return (gaussian(said.l2, mechanism.sigma, turns),)

@@ -67,6 +67,7 @@ def undisturbed(processes, tmp_path_factory):
     home = tmp_path_factory.mktemp("undisturbed")
     began = time.monotonic()
     assert ended(start(processes, killed_runs.run, home, "only", None)) == [0]
+    assert lines(home / "draws.txt") == ["1"]  # the noise is watched
     return learnt(home), int((home / "steps.txt").read_text()), time.monotonic() - began
 
 
@@ -191,6 +192,7 @@ KILLS = {
     "api": 10,
     "reverse_knn": 6,
     "gradients": 6,
+    "synthetic": 8,
 }
 """Of each kind, how many must land."""
 

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from pate_torch import TabularSynthesizer
 from pate_torch.api import pate
 from pate_torch.api.pate import PATE
 from pate_torch.data import streams, tensors
 from pate_torch.features.encoder import Encoder
+from pate_torch.methods import synthetic
+from pate_torch.methods.base import FirstAnswers
 from pate_torch.privacy import partition, unit_ids
+from pate_torch.privacy.domain import DomainColumn
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.teachers import panel, store
 from pate_torch.teachers.network import Network
@@ -209,6 +213,39 @@ def test_a_warning_that_counts_private_records_is_found(monkeypatch):
 
     monkeypatch.setattr(pate.tensors, "build_private_data", counting)
     assert faults("said.txt differs", door="PATE")
+
+
+@pytest.mark.parametrize("epsilon", [3.0, 100.0])
+@pytest.mark.parametrize("ids,adjacency", [("none", "add_remove"), ("none", "replace_one"), ("strings", "add_remove")])
+def test_synthetic_tables_hold(monkeypatch, ids, adjacency, epsilon):
+    monkeypatch.setattr(calls, "SYNTHETIC_EPSILON", epsilon)
+    tally = Tally()
+    assert calls.attempt(case(method="synthetic", ids=ids, adjacency=adjacency), tally, most=8), tally.reasons
+    assert not tally.faults
+
+
+@pytest.mark.parametrize("planted", ["all rows of a unit", "bins of the private rows", "as many rows as records"])
+def test_faults_of_synthetic_tables_are_found(monkeypatch, planted):
+    if planted == "all rows of a unit":
+        monkeypatch.setattr(synthetic, "select_one_per_unit", lambda private, adjacency: private)
+    elif planted == "bins of the private rows":
+        encode = DomainColumn.encode
+
+        def by_rank(self, text):
+            code_N = encode(self, text)
+            return np.where(code_N > 0, 1 + (np.argsort(np.argsort(code_N)) >= len(code_N) // 2), 0)
+
+        monkeypatch.setattr(DomainColumn, "encode", by_rank)
+    else:
+        monkeypatch.setattr(FirstAnswers, "estimate_size", lambda self, *_: len(rows_of[0]))
+        fit, rows_of = TabularSynthesizer.fit, [None]
+
+        def counting(self, table, **options):
+            rows_of[0] = table
+            return fit(self, table, **options)
+
+        monkeypatch.setattr(TabularSynthesizer, "fit", counting)
+    assert faults(draws=6, method="synthetic", ids="strings")
 
 
 TESTED = {"method": "gradients", "test": "0.4"}

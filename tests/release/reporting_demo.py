@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
+from pate_torch.methods import gradients, reverse_knn
+from pate_torch.methods.base import MethodDescription
 from pate_torch.methods.teacher_votes import describe
-from pate_torch.privacy.records import PublicAsset
+from pate_torch.privacy.records import LABEL_UNIT, PublicAsset
 from pate_torch.release.builder import encode_picture
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.report import (
     AccountClaim,
     Accuracy,
     ChargedRelease,
+    ColumnReport,
     Evaluation,
     Example,
     ReleaseRecord,
     ReleaseReport,
     Share,
+    TableReport,
 )
 
 QUERIES = 286
@@ -53,6 +57,15 @@ def confusion(classes: int = 10, each: int = 100) -> tuple[tuple[int, ...], ...]
 
 def baseline(name: str, accuracy: float, size: int | None = 1000) -> Accuracy:
     return Accuracy(name=name, share=Share(value=accuracy, size=size), description="to compare with")
+
+
+def table(**changes: Any) -> TableReport:
+    """Two columns of a synthetic table; ``changes`` replace fields of the first."""
+    first = {"name": "smoker", "codes": ("missing", "false", "true"), "shares": (0.0, 0.75, 0.25)}
+    first |= {"noisy_shares": (-0.02, 0.7, 0.32), "error": 0.015} | changes
+    ward = ColumnReport(name="ward", codes=("missing", "A"), shares=(0.01, 0.99), noisy_shares=(0.0, 1.0), error=0.01)
+    columns = (ColumnReport(**first), ward)
+    return TableReport(num_rows=4172, columns=columns, associations=((1.0, 0.37), (0.37, 1.0)))
 
 
 def demo(**changes: Any) -> ReleaseReport:
@@ -89,7 +102,7 @@ def demo(**changes: Any) -> ReleaseReport:
         # how it was evaluated
         **{"student_accuracy": hits, "student_size": 1000, "label_accuracy": 272 / 286, "label_size": QUERIES},
         **{"confusion": counts, "examples": examples()},
-        "private_test": None,
+        **{"private_test": None, "table": None},
         "baselines": (
             baseline("Published PATE", 0.98, None),
             baseline("Ensemble without noise", 0.981),
@@ -102,4 +115,40 @@ def demo(**changes: Any) -> ReleaseReport:
     def make(record: Any) -> Any:
         return record(**{field.name: values[field.name] for field in fields(record)})
 
-    return ReleaseReport(record=make(ReleaseRecord), claim=make(AccountClaim), evaluation=make(Evaluation))
+    records = {"record": make(ReleaseRecord), "claim": make(AccountClaim), "evaluation": make(Evaluation)}
+    return ReleaseReport(**records, table=values["table"])
+
+
+NO_QUERIES = {"queries_asked": 0, "queries_answered": 0, "epsilon_curve": (), "examples": (), "label_accuracy": None}
+TABLE_METHOD = MethodDescription(
+    subject="marginal tables", procedure="Tables were counted.", assumptions=("One count.",), product="table"
+)
+TABLE_ACCURACIES = (
+    Accuracy(name="Most frequent value", share=Share(value=0.57, size=1000), description="the constant prediction"),
+    Accuracy(name="Logistic regression", share=Share(value=0.79, size=1000), is_primary=True),
+)
+FORMS = {
+    "teachers": {},
+    "gradients": {
+        **{"method": gradients.describe("group:user", 5), "mechanism": "gradient_descent", "rounds": 2},
+        **{"unit": "group:user", "adjacency": "replace_one", "num_teachers": 0, "noise": "discrete"},
+        **{"epsilon_ex_post": 2.1, "charged_accountant": "rdp", "reuses_labels": True, "declared_size": 60000},
+    },
+    "reverse_knn": {
+        **{"method": reverse_knn.describe(LABEL_UNIT), "mechanism": "histogram", "rounds": 2, "num_teachers": 0},
+        **{"unit": LABEL_UNIT, "adjacency": "replace_one", "chosen_by": "public data", "input_kind": "table"},
+    },
+    "dpsgd": {
+        **{"method": None, "mechanism": "dpsgd", "num_teachers": 0, "teachers_id": None, "release_id": None},
+        **{"label_size": None, "answer_files": (), "input_kind": "images", **NO_QUERIES},
+    },
+    "table": {
+        **{"method": TABLE_METHOD, "mechanism": "marginals", "num_teachers": 0, "teachers_id": None},
+        **{"parameters": {"sigma": 12.0, "order": 2, "rounds": 0}, "release_id": None, "student": None, **NO_QUERIES},
+        **{"student_accuracy": None, "label_size": None, "confusion": (), "table": table(), "assets": ()},
+        **{"provenance": {"categories": "declared by the owner"}, "other_releases": ()},
+        **{"class_names": (), "answer_files": ("first_answers.json",), "baselines": TABLE_ACCURACIES},
+    },
+    "not_private": {"private": False, "epsilon_ex_post": 2.1},
+    "delta_alone": {"epsilon": 0.0, "accountant": "delta", "epsilon_curve": ()},
+}

@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import nodes as jinja_nodes
 
-from pate_torch.methods import gradients, reverse_knn
 from pate_torch.owner_metrics import PrivateMetrics
-from pate_torch.privacy.records import LABEL_UNIT
 from pate_torch.release import renderer, statement
 from pate_torch.release.renderer import (
     MAX_POINTS,
@@ -32,30 +30,17 @@ from pate_torch.release.renderer import (
     write_release,
 )
 from tests.release.json_schema import faults, privacy_schema
-from tests.release.reporting_demo import baseline, confusion, demo, examples
+from tests.release.reporting_demo import (
+    FORMS,
+    baseline,
+    confusion,
+    demo,
+    examples,
+)
 from tests.worlds import Terminal
 
 GOLDEN = Path(__file__).parent / "golden"
 OWNER = PrivateMetrics(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
-NO_QUERIES = {"queries_asked": 0, "queries_answered": 0, "epsilon_curve": (), "examples": (), "label_accuracy": None}
-FORMS = {
-    "teachers": {},
-    "gradients": {
-        **{"method": gradients.describe("group:user", 5), "mechanism": "gradient_descent", "rounds": 2},
-        **{"unit": "group:user", "adjacency": "replace_one", "num_teachers": 0, "noise": "discrete"},
-        **{"epsilon_ex_post": 2.1, "charged_accountant": "rdp", "reuses_labels": True, "declared_size": 60000},
-    },
-    "reverse_knn": {
-        **{"method": reverse_knn.describe(LABEL_UNIT), "mechanism": "histogram", "rounds": 2, "num_teachers": 0},
-        **{"unit": LABEL_UNIT, "adjacency": "replace_one", "chosen_by": "public data", "input_kind": "table"},
-    },
-    "dpsgd": {
-        **{"method": None, "mechanism": "dpsgd", "num_teachers": 0, "teachers_id": None, "release_id": None},
-        **{"label_size": None, "answer_files": (), "input_kind": "images", **NO_QUERIES},
-    },
-    "not_private": {"private": False, "epsilon_ex_post": 2.1},
-    "delta_alone": {"epsilon": 0.0, "accountant": "delta", "epsilon_curve": ()},
-}
 
 
 def console(report, stream=None, **more) -> str:

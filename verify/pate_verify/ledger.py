@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pate_verify import prices
-from pate_verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, ReleaseFolder, make_check
+from pate_verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, TABLE_FILES, Check, ReleaseFolder, make_check
 
 
 def read_entries(ledger: Path | str) -> list[dict[str, Any]]:
@@ -77,6 +77,9 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
         results[f"{name} (events)"] = not (statement["private"] and is_secret) or reserve["events"] == part["events"]
         results[f"{name} (what)"] = part["what"].partition(",")[0] == reserve["what"]
         results[f"{name} (seeded)"] = not (statement["private"] and reserve["insecure"] and part in folder.parts)
+        if folder.is_table and part in folder.parts:
+            digests = {k: hashlib.sha256((folder.path / f).read_bytes()).hexdigest() for k, f in TABLE_FILES.items()}
+            results |= {f"{name} ({key})": commit.get(key) == digest for key, digest in digests.items()}
         if folder.release is not None and folder.release.get("release_id") == name:
             results |= {f"{name} ({key})": commit.get(key) == folder.release.get(key) for key in ANSWER_FILES}
             is_equal_cost = commit.get("events") == folder.release.get("incurred")
@@ -88,7 +91,10 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
         results["number of the test"] = tests[test["number"] - 1 : test["number"]] == [test["id"]]
     yield make_check("charges", results, "differ from the ledger", f"{len(part_by_id)}, all equal in the ledger")
     spent_events = [e for charge in facts.values() for e in charge.get("commit", charge["reserve"])["events"]]
-    yield _check_cap(terms, spent_events)
+    if terms:
+        yield _check_cap(terms, spent_events)
+    else:
+        yield Check("cap", False, f"this ledger has no account {account['dataset']!r}")
 
 
 def _check_cap(terms: dict[str, Any], events: list[prices.Event]) -> Check:

@@ -30,6 +30,9 @@ ANSWER_FILES = {
 }
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
 """Files of every release. Answers, a published cost and an encoder have further files."""
+TABLE_FILES = {"synthesizer_sha256": "synthesizer.safetensors", "first_answers_sha256": "first_answers.json"}
+"""Key of a SHA-256 in the ledger -> file of a synthetic table. Rows drawn from it are in ``ROWS_FILE``."""
+ROWS_FILE = "synthetic.csv"
 MAX_HEADER_BYTES = 100_000_000
 SQRT2 = math.sqrt(2)
 SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
@@ -83,6 +86,11 @@ class ReleaseFolder:
         return cls(path, statement, summary, release[0] if release else None)
 
     @property
+    def is_table(self) -> bool:
+        """Whether the release is a synthetic table."""
+        return bool(self.statement["mechanism"]["name"] == "marginals")
+
+    @property
     def parts(self) -> list[Mapping[str, Any]]:
         """The reservations that paid for this folder."""
         return list(self.statement["composition"]["parts"])
@@ -103,7 +111,7 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
     message = f"privacy.json fits version {folder.statement.get('schema_version')}"
     yield Check("schema", not faults, "; ".join(faults[:3]) or message)
     checks = (_check_words, _check_files, _check_record, _check_labels, _check_student, _check_mechanism, _check_claims)
-    for check in () if faults else (*checks, _check_test, _check_certificate):
+    for check in () if faults else (*checks, _check_test, _check_certificate, _check_table):
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
@@ -147,6 +155,7 @@ def _check_files(folder: ReleaseFolder) -> Check:
     allowed = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
     allowed |= {"sanitised.json"} if any(part["what"] == "sanitised cost" for part in folder.parts) else set()
     allowed |= {"private_test.json"} if any(part["what"].startswith("test of") for part in folder.parts) else set()
+    allowed |= {*TABLE_FILES.values(), ROWS_FILE} if folder.is_table else set()
     if card := folder.statement.get("encoder"):
         allowed |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
     if extras := [name for name, file in file_by_name.items() if name not in allowed or not file.is_file()]:
@@ -201,6 +210,7 @@ def _check_record(folder: ReleaseFolder) -> Check:
             "teachers_id": folder.summary.get("teachers_id") == record.get("teachers_id"),
             "planned": label_events == ([record.get("planned")] if statement["private"] else [[]]),
             "labels_reused": not account["labels_reused"],
+            "product": record["answered_by"].get("product", "labels") == "labels",
             "pool_sha256": record.get("pool_sha256") in pools,
         }
     return make_check("record", results, "differ between the files", f"{len(results)} facts agree")
@@ -276,7 +286,7 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
 
     Source: PATE 2018, section 4.1 (gaussian) and Algorithm 1 (confident, interactive); PATE 2017 (laplace); Cesar &
     Rogers 2021 (exponential); BTT18 and LZCW21 (sparse_vector); Dwork et al. 2006 (histogram); Bassily, Smith &
-    Thakurta 2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
+    Thakurta 2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd); McKenna, Miklau & Sheldon 2021 (marginals).
     """
     run, parameters = folder.statement["mechanism"], folder.statement["mechanism"]["parameters"]
     queries, answers, rounds = run["queries_asked"], run["queries_answered"], run["rounds"]
@@ -313,6 +323,11 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
             last = make_gaussian(sensitivity, parameters["sigma"], steps)
             sigma = parameters["early_noise_multiplier"] * parameters["sigma"] if rounds > 1 else 0
             return [make_gaussian(sensitivity, sigma, steps * (rounds - 1)), last] if sigma else [last]
+        case "marginals":  # a unit changes one count of each table, or two if it is replaced
+            length, votes = (SQRT2 if replaces_one else 1), parameters["rounds"]
+            tables = make_gaussian(length * math.sqrt(parameters["num_tables"]), parameters["sigma"], 1)
+            count = make_gaussian(length, parameters["count_sigma"], 1)
+            return [count, tables, *([make_gaussian(length, parameters["vote_sigma"], votes)] if votes else [])]
         case "dpsgd":
             rate, noise = parameters["sampling_rate"], parameters["noise_multiplier"]
             return [make_event("sampled_gaussian", 1, rate=rate, noise_multiplier=noise, steps=parameters["steps"])]
@@ -414,6 +429,28 @@ def _check_certificate(folder: ReleaseFolder) -> Iterator[Check]:
         "words": float(percent) >= 100 * model["excess_risk"] - 1e-9 and all(term in words for term in terms),
     }
     yield make_check("model", results, "does not fit its certificate", f"excess error {excess:.6g}, {terms[0]}")
+
+
+def _check_table(folder: ReleaseFolder) -> Iterator[Check]:
+    """Compare the files of a synthetic table with the parameters in the statement. The tensors are not read."""
+    if not folder.is_table:
+        return
+    header = read_safetensors_header(folder.path / TABLE_FILES["synthesizer_sha256"])
+    facts, parameters = json.loads(header["__metadata__"]["pate_torch"]), folder.statement["mechanism"]["parameters"]
+    counts = json.loads((folder.path / TABLE_FILES["first_answers_sha256"]).read_text("utf-8"))
+    with (folder.path / ROWS_FILE).open(encoding="utf-8", newline="") as stream:
+        names, *rows = csv.reader(stream)
+    columns = facts["domain"]["columns"]
+    results = {
+        "num_tables": len({*map(tuple, facts["cliques"])}) == len(facts["cliques"]) == parameters["num_tables"],
+        "order": max(map(len, facts["cliques"])) == parameters["order"] + 1,
+        "sigma": facts["sigma"] == parameters["sigma"],
+        "count_sigma": counts["sigma"] == parameters["count_sigma"],
+        "rounds": ("rows" in header) == (parameters["rounds"] > 0),
+        "columns": all(a in (b, f"'{b}") for a, b in zip(names, columns, strict=True)),  # as spreadsheets need it
+        "rows": len(rows) == facts["size"] and all(len(row) == len(columns) for row in rows),
+    }
+    yield make_check("table", results, "does not fit the statement", f"{len(rows)} rows of {len(columns)} columns")
 
 
 def make_missing_check(name: str, error: ImportError, extras: str = "losses") -> Check:

@@ -1,0 +1,53 @@
+"""``pate synthesize``: a table of a file is released, and a wrong argument is refused before a charge."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from pate_torch.cli.main import main as pate
+
+
+def write_patients(file, units):
+    draw = np.random.default_rng(0)
+    age = draw.integers(0, 100, len(units))
+    ill = np.where(age + draw.normal(0, 20, len(units)) > 60, "yes", "no")
+    with open(file, "w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["patient", "sex", "age", "ill"])
+        writer.writerows(zip(units, draw.choice(["f", "m"], len(units)), age, ill, strict=True))
+
+
+@pytest.fixture
+def synthesize(tmp_path, monkeypatch):
+    """Call the command on 2,000 rows of at most 1,500 patients, with columns of 100 public rows."""
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    write_patients(tmp_path / "patients.csv", np.random.default_rng(1).integers(0, 1500, 2000))
+    write_patients(tmp_path / "public.csv", np.arange(100))
+
+    def call(*arguments):
+        given = ["synthesize", str(tmp_path / "patients.csv"), "--epsilon", "1", "--account", "clinic"]
+        return pate([*given, "--public", str(tmp_path / "public.csv"), "--target", "ill", *arguments])
+
+    return call
+
+
+def test_a_table_with_a_column_of_patients_is_released(synthesize, tmp_path, capsys):
+    assert synthesize("--group", "patient", "--out", str(tmp_path / "out")) == 0
+    told = capsys.readouterr()
+    assert "unit group" in told.out and "synthetic rows" in told.out
+    with open(tmp_path / "out" / "synthetic.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == ["sex", "age", "ill"]
+    assert sum(row["ill"] in ("yes", "no") for row in rows) > 0.95 * len(rows)  # the others are missing, or unseen
+    assert 1000 < len(rows) < 1300  # about 1,105 of the 1,500 patients have a row, counted with noise
+
+
+def test_a_wrong_argument_is_refused_before_a_charge(synthesize, tmp_path, capsys):
+    assert synthesize("--group", "ward", "--out", str(tmp_path / "out")) == 2
+    assert "--group='ward': must be one of age, ill, patient, sex" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert synthesize("--out", str(tmp_path / "full")) == 2
+    assert "--out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob("home/*clinic*"))
