@@ -47,13 +47,13 @@ def test_keys_are_made_once(tmp_path):
 def test_a_folder_that_others_can_read_is_refused(tmp_path):
     state = SiteState.create(tmp_path, "A")
     (tmp_path / "secrets.json").chmod(0o640)
-    with pytest.raises(ValueError, match="its keys can be read by other users. Run chmod 600"):
+    with pytest.raises(ValueError, match=r"its keys can be read by other users. Run chmod 600"):
         _ = state.key_file
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"site": "A", "colour": "red"}'])
 def test_a_damaged_or_missing_file_of_keys(tmp_path, content):
-    with pytest.raises(ValueError, match="has no keys of a site. Run `pate site init` first"):
+    with pytest.raises(ValueError, match=r"has no keys of a site. Run `pate site init` first"):
         _ = SiteState(tmp_path).key_file
     SiteState.create(tmp_path / "a", "A")
     (tmp_path / "a" / "secrets.json").write_text(content)
@@ -73,7 +73,7 @@ def test_a_key_file_under_a_key_of_another_is_refused(tmp_path):
     content = signed.decode_canonically(raw.partition(b"\n")[0])
     content = {name: value for name, value in content.items() if name not in ("format", "body_bytes")}
     forged = signed.make_file("key file", content, Ed25519PrivateKey.generate())
-    with pytest.raises(ValueError, match="key file='a.key': is not signed by A, or was altered"):
+    with pytest.raises(ValueError, match=r"key file='a.key': is not signed by A, or was altered"):
         read_key_file(forged, "a.key")
     with pytest.raises(ValueError, match="is not signed by B"):
         read_key_file(raw.replace(b'"site":"A"', b'"site":"B"'))
@@ -81,7 +81,7 @@ def test_a_key_file_under_a_key_of_another_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["", " A", "A\n", "a" * 201, "U\u0308", "\x1b[2J"])
 def test_names_are_printable_and_have_one_form(tmp_path, name):
-    with pytest.raises(ValueError, match="site=.*must be a name"):
+    with pytest.raises(ValueError, match=r"site=.*must be a name"):
         SiteState.create(tmp_path, name)
     assert not (tmp_path / "secrets.json").exists()
 

@@ -134,7 +134,7 @@ def test_masks_cancel_and_signs_return(bits):
     assert np.array_equal(masks.read_signed_sum(total, bits), values.sum(0)) and values.sum(0)[0] == -top
 
 
-# ---- what an attacker learns: all values of the masks of a toy world of 3 bits ------------------------------------------
+# ---- what an attacker learns: all values of the masks of a toy world of 3 bits -------------------------------------
 
 NOISE = {-1: Fraction(1, 4), 0: Fraction(1, 2), 1: Fraction(1, 4)}
 PAIRS = list(itertools.combinations(range(3), 2))
@@ -155,7 +155,9 @@ def compute_view_law(tables, colluding, missing=(), reused=False, noise=NOISE):
             for repetition in range(1 + reused):
                 for number, place in enumerate(honest):
                     value = tables[place] + (repetition and place == 0) + draws[repetition * len(honest) + number]
-                    own = {sum(pair) - place: np.array([m], np.uint64) for pair, m in pair_masks.items() if place in pair}
+                    own = {
+                        sum(pair) - place: np.array([m], np.uint64) for pair, m in pair_masks.items() if place in pair
+                    }
                     if place not in missing:
                         view.append(int(masks.apply_masks(np.array([value]), own, place, 3)[0]))
             probability = Fraction(1, 8**3)

@@ -38,7 +38,9 @@ def test_a_charter_is_confirmed_once_and_with_its_own_words(tmp_path):
     world = make_charter_world(tmp_path)
     site, words = world.sites[0], world.charter.format_fingerprint()
     other = read_charter(make_charter([s.key_file for s in world.sites], make_terms(3, colluding=0), world.joiner))
-    refuse(confirm_charter, site, world.charter.raw, other.format_fingerprint(), match="the sites hold different charters")
+    refuse(
+        confirm_charter, site, world.charter.raw, other.format_fingerprint(), match="the sites hold different charters"
+    )
     refuse(confirm_charter, site, world.charter.raw, "abandon", match="must have 24 words and has 1")
     assert read_secrets(site).charter == ""
     first = confirm_charter(site, world.charter.raw, words)
@@ -100,7 +102,9 @@ def test_a_site_finds_a_joiner_that_swaps_alters_or_exchanges_confirmations(tmp_
 def test_a_second_confirmation_of_a_dishonest_site_changes_nothing(tmp_path):
     world = make_world(tmp_path)
     with world.sites[0].open() as secrets:
-        forged = world.charter.make_file("confirmation", {"place": 0}, secrets.signer, bytes(2 * pairs.CIPHERTEXT_BYTES))
+        forged = world.charter.make_file(
+            "confirmation", {"place": 0}, secrets.signer, bytes(2 * pairs.CIPHERTEXT_BYTES)
+        )
     second = bundle_confirmations(world.charter, world.confirmations | {"0.confirmed": forged}, world.joiner)
     before = read_secrets(world.sites[2])
     refuse(accept_bundle, world.sites[2], second, match="other ciphertexts than the bundle that this site accepted")

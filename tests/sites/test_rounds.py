@@ -132,7 +132,10 @@ def alter(raw):
         (lambda a: a | {"1.pate": b""}, "is not a file of this protocol"),
         (lambda a: a | {"1.pate": a["1.pate"].replace(b" answer", b" sum")}, "not a file of the kind"),
         (lambda a: a | {"1.pate": a["1.pate"].replace(b'"place":1', b'"place":2')}, "is not signed by Clinic C"),
-        (lambda a: a | {"1.pate": a["1.pate"].replace(b'"place":1', b'"place":7')}, "a site that is not in the charter"),
+        (
+            lambda a: a | {"1.pate": a["1.pate"].replace(b'"place":1', b'"place":7')},
+            "a site that is not in the charter",
+        ),
         (lambda a: a | {"1.pate": a["1.pate"].replace(b'"place":1', b'"place":1.0')}, "a floating-point number"),
         (lambda a: a | {"1.pate": a["1.pate"].replace(b'"place":1', b'"place": 1')}, "has another form"),
     ],

@@ -16,7 +16,7 @@ def test_a_file_is_read_as_it_was_written():
     file.verify(PUBLIC, "us")
     assert (dict(file.content), file.body) == ({"number": 3, "name": "Ü"}, b"body\n\x00")
     assert RAW.startswith(b'{"body_bytes":6,"format":"pate-sites-1 test","name":"\\u00dc","number":3}\nbody')
-    assert RAW == signed.make_file("test", {"name": "Ü", "number": 3}, KEY, b"body\n\x00")
+    assert signed.make_file("test", {"name": "Ü", "number": 3}, KEY, b"body\n\x00") == RAW
 
 
 @pytest.mark.parametrize("position", range(0, len(RAW), 7))
