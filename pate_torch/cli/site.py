@@ -3,6 +3,7 @@
     pate site init    --account scans --name "Anna Hospital" --folder anna   # writes anna.key, for the joiner
     pate site confirm charter.json --folder anna --cap 1                     # people compare 24 words; anna.confirmed
     pate site answer  round-0.json --folder anna --keys keys.json --data patients.csv   # charges; anna.answer-0.pate
+    pate site answer  round-0.json --folder anna --data scans/ --weights resnet18.pth   # images in scans/<class>/
 
 The folder holds the private keys of the site. The ledger of the site is the one in PATE_HOME.
 """
@@ -33,11 +34,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options["confirm"].add_argument("--cap", type=float, required=True, help="largest total epsilon of the account")
     options["confirm"].add_argument("--heard", metavar="WORDS", help="the 24 words that another site read aloud")
     options["answer"].add_argument("round", type=Path, help="round file; its public file lies beside it")
-    options["answer"].add_argument("--data", type=Path, required=True, help="CSV or Parquet file of private rows")
+    data_help = "private rows (CSV, Parquet), or images (folder of class folders, .npz)"
+    options["answer"].add_argument("--data", type=Path, required=True, help=data_help)
+    options["answer"].add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
+    add_encoder_options(options["answer"])
     options["answer"].add_argument("--keys", type=Path, help="file that `pate join keys` wrote, for the first round")
     options["answer"].add_argument("--sum", type=Path, help="sum file of the last round, for a later round")
     options["answer"].add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
     return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
+
+
+def add_encoder_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the files of the encoder that a public file names."""
+    for name in ("weights", "tokenizer"):
+        parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
+
+
+def get_encoder_files(parsed: argparse.Namespace) -> dict[str, Path] | None:
+    """Return the paths of the encoder's files, or None if there are none."""
+    files = {"weights": parsed.weights, "tokenizer": parsed.tokenizer}
+    return {name: path for name, path in files.items() if path is not None} or None
 
 
 def run_or_refuse(commands: Mapping[str, Callable[[argparse.Namespace], None]], parsed: argparse.Namespace) -> int:
@@ -83,9 +99,11 @@ def _confirm(parsed: argparse.Namespace) -> None:
 
 def _answer(parsed: argparse.Namespace) -> None:
     from pate_torch.core import checks
-    from pate_torch.data.table_files import read_table
+    from pate_torch.methods.base import get_unit_column
     from pate_torch.sites.pairs import accept_bundle
+    from pate_torch.sites.points import read_columns
     from pate_torch.sites.rounds import accept_sum, open_round
+    from pate_torch.sites.site import check_public_file
 
     site, raw = _open_site(parsed.folder), parsed.round.read_bytes()
     if parsed.keys is not None:
@@ -97,10 +115,14 @@ def _answer(parsed: argparse.Namespace) -> None:
     if path.name not in current_round.files:
         raise checks.error("round", str(parsed.round), "names no public file", "Ask the joiner for another round.")
 
-    def read_data() -> Any:
-        return read_table("data", parsed.data, parsed.separator)
+    public, charter = path.read_bytes(), site.load_charter()
 
-    answer = site.answer(raw, path.read_bytes(), read_data, source=str(parsed.round))
+    def read_data() -> Any:
+        label = check_public_file(charter, current_round, public).label
+        options = {"label": label, "unit": get_unit_column(charter.terms.unit), "pattern": parsed.group}
+        return read_columns("data", parsed.data, parsed.separator, **options)
+
+    answer = site.answer(raw, public, read_data, encoder=get_encoder_files(parsed), source=str(parsed.round))
     _write(parsed.folder, f"answer-{current_round.slot}.pate", answer, "Send it to the joiner.")
 
 

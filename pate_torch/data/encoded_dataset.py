@@ -21,7 +21,14 @@ from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scal
 from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import load_or_encode
-from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
+from pate_torch.privacy.records import (
+    FROM_PUBLIC_POINTS,
+    NORMALIZATION_CONSTANTS,
+    Dataset,
+    DataSpec,
+    EncoderCard,
+    PublicPool,
+)
 
 ENCODER_FOLDER = "encoder"
 """Name of the folder of encoder files in a release."""
@@ -65,11 +72,9 @@ class EncodedDataset(DatasetSource):
             self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
         )
         x_PD, card = feature_by_side["public"], self.encoder.make_card(data.spec)
-        mean, std = compute_common_scale(x_PD)
-        spec = replace(data.spec, input_shape=(x_PD.shape[1],), mean=mean, std=std, encoder=card)
         return replace(
             data,
-            spec=replace(spec, schema=None, resize=None, text=None),
+            spec=make_encoded_spec(data.spec, card, x_PD),
             private=replace(data.private, x=feature_by_side["private"], origin=data.private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
             evaluation=replace(data.evaluation, x=feature_by_side["test"]),
@@ -81,6 +86,13 @@ class EncodedDataset(DatasetSource):
         for key, file in self.encoder.files.items() if self.encoder.publish else ():
             folder.mkdir(exist_ok=True)
             shutil.copyfile(file, folder / (TOKENIZER_FILE if key == "tokenizer" else file.name))
+
+
+def make_encoded_spec(points: DataSpec, card: EncoderCard, x_PD: Tensor) -> DataSpec:
+    """Make the specification of the features of ``points``, from the features of the public points [P, D]."""
+    mean, std = compute_common_scale(x_PD)
+    spec = replace(points, input_shape=(x_PD.shape[1],), mean=mean, std=std, encoder=card)
+    return replace(spec, low=None, high=None, schema=None, resize=None, text=None)
 
 
 def encode_sides(
