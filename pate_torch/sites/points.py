@@ -58,8 +58,9 @@ def read_columns(
     if path.suffix not in (".npy", ".npz"):
         return dict(read_table(key, path, separator))
     try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {IMAGE: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            arrays = {IMAGE: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
         return {name: array if name == IMAGE else pa.array(array) for name, array in arrays.items()}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise checks.error(key, str(path), f"is not a readable .npy or .npz file ({error})") from error
