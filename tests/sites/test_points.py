@@ -113,8 +113,7 @@ def test_three_sites_give_the_sums_of_one_curator_exactly(tmp_path, no_noise, fo
     kind = world.make_kind(name)
     noisy = world.sum(kind)
     exact = world.count(kind, concatenate(world.tables))
-    scale = noisy.numbers.sum() / exact.sum()  # whether a sum is given in units of 1
-    assert exact.any() and np.array_equal(noisy.numbers, exact * scale)
+    assert exact.any() and np.array_equal(noisy.numbers, exact / kind.unit_length)
     assert not np.array_equal(exact, world.count(kind, concatenate(world.tables[:2])))
 
 
@@ -281,20 +280,8 @@ def test_the_commands_release_a_student_of_texts(tmp_path, monkeypatch, capsys):
         run(name + "-home", "site", "confirm", "charter.json", "--folder", name, "--cap", "3", "--heard", words)
     run("none", "join", "keys", *(f"{name}.confirmed" for name in names))
     facts = ("weights=table.safetensors", f"tokenizer={tokenizer}", "license=MIT", "trained_on=digits", "name=digits")
-    ask = (
-        "join",
-        "ask",
-        "class_sums",
-        "--epsilon",
-        "2",
-        "--public",
-        "public.csv",
-        "--label",
-        "label",
-        "--text",
-        "text",
-    )
-    run("none", *ask, "--classes", "low", "high", "--encoder", *facts)
+    ask = ("join", "ask", "class_sums", "--epsilon", "2", "--public", "public.csv", "--text", "text")
+    run("none", *ask, "--label", "label", "--classes", "low", "high", "--encoder", *facts)
     files = ("--weights", "table.safetensors", "--tokenizer", tokenizer)
     for name in names:
         answer = ("site", "answer", "join/round-0.json", "--folder", name, "--keys", "keys.json")
