@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options["confirm"].add_argument("--cap", type=float, required=True, help="largest total epsilon of the account")
     options["confirm"].add_argument("--heard", metavar="WORDS", help="the 24 words that another site read aloud")
     options["answer"].add_argument("round", type=Path, help="round file; its public file lies beside it")
-    data_help = "private rows (CSV, Parquet), or images (folder of class folders, .npz)"
-    options["answer"].add_argument("--data", type=Path, required=True, help=data_help)
+    options["answer"].add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
     options["answer"].add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
     add_encoder_options(options["answer"])
     options["answer"].add_argument("--keys", type=Path, help="file that `pate join keys` wrote, for the first round")
@@ -99,11 +99,9 @@ def _confirm(parsed: argparse.Namespace) -> None:
 
 def _answer(parsed: argparse.Namespace) -> None:
     from pate_torch.core import checks
-    from pate_torch.methods.base import get_unit_column
     from pate_torch.sites.pairs import accept_bundle
     from pate_torch.sites.points import read_columns
     from pate_torch.sites.rounds import accept_sum, open_round
-    from pate_torch.sites.site import check_public_file
 
     site, raw = _open_site(parsed.folder), parsed.round.read_bytes()
     if parsed.keys is not None:
@@ -115,14 +113,9 @@ def _answer(parsed: argparse.Namespace) -> None:
     if path.name not in current_round.files:
         raise checks.error("round", str(parsed.round), "names no public file", "Ask the joiner for another round.")
 
-    public, charter = path.read_bytes(), site.load_charter()
-
-    def read_data() -> Any:
-        label = check_public_file(charter, current_round, public).label
-        options = {"label": label, "unit": get_unit_column(charter.terms.unit), "pattern": parsed.group}
-        return read_columns("data", parsed.data, parsed.separator, **options)
-
-    answer = site.answer(raw, public, read_data, encoder=get_encoder_files(parsed), source=str(parsed.round))
+    read_data = partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)
+    options = {"encoder": get_encoder_files(parsed), "source": str(parsed.round)}
+    answer = site.answer(raw, path.read_bytes(), read_data, **options)
     _write(parsed.folder, f"answer-{current_round.slot}.pate", answer, "Send it to the joiner.")
 
 

@@ -17,18 +17,11 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
-from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
+from pate_torch.data.base import DatasetSource, SourceFacts, make_encoded_spec
 from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import load_or_encode
-from pate_torch.privacy.records import (
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    Dataset,
-    DataSpec,
-    EncoderCard,
-    PublicPool,
-)
+from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
 
 ENCODER_FOLDER = "encoder"
 """Name of the folder of encoder files in a release."""
@@ -86,13 +79,6 @@ class EncodedDataset(DatasetSource):
         for key, file in self.encoder.files.items() if self.encoder.publish else ():
             folder.mkdir(exist_ok=True)
             shutil.copyfile(file, folder / (TOKENIZER_FILE if key == "tokenizer" else file.name))
-
-
-def make_encoded_spec(points: DataSpec, card: EncoderCard, x_PD: Tensor) -> DataSpec:
-    """Make the specification of the features of ``points``, from the features of the public points [P, D]."""
-    mean, std = compute_common_scale(x_PD)
-    spec = replace(points, input_shape=(x_PD.shape[1],), mean=mean, std=std, encoder=card)
-    return replace(spec, low=None, high=None, schema=None, resize=None, text=None)
 
 
 def encode_sides(

@@ -7,8 +7,9 @@ site computes no constant of its own, so the features of a record depend on this
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,22 @@ from torch import Tensor
 
 from pate_torch.core import checks, texts
 from pate_torch.core.progress import Stages
-from pate_torch.data.base import compute_normalization
-from pate_torch.data.encoded_dataset import encode_sides, make_encoded_spec
+from pate_torch.data.base import compute_normalization, make_encoded_spec
+from pate_torch.data.encoded_dataset import encode_sides
 from pate_torch.data.image_folder import RESIZE_METHOD, list_image_files, parse_unit_name
 from pate_torch.data.streams import PointForm, PointStream
 from pate_torch.data.table_files import read_table
 from pate_torch.data.tabular import encode_text_column
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.privacy.records import DataSpec, EncoderCard
-from pate_torch.privacy.schema import TableSchema
+from pate_torch.privacy.schema import TableSchema, normalize_class_name
 
 IMAGE = "image"
 """Name of the column of images: an array [N, H, W] or [N, Ch, H, W], or the path of a folder."""
 EncoderFiles = Encoder | Mapping[str, Path | str] | None
 """An encoder, or the paths of its files, {"weights": ..., "tokenizer": ...}. None for points without an encoder."""
+Encode = Callable[[Tensor], Tensor]
+"""Function from points [N, ...] to features [N, D], each of one point alone."""
 
 
 def read_columns(
@@ -67,16 +70,22 @@ def read_columns(
 
 
 def make_spec(
-    public: Mapping[str, Any], facts: Mapping[str, Any], *, text: str | None = None, encoder: Encoder | None = None
+    rows: Mapping[str, Any], label: str, classes: Sequence[str], *, text: str | None = None, encoder: Any = None
 ) -> tuple[DataSpec, Tensor]:
-    """Make the facts of the records from PUBLIC columns, and return them with the public points [P, ...].
+    """Make the facts of the records from PUBLIC rows, and return them with the public points [P, ...].
 
     Args:
-        public: Columns of images, of texts, or of the features of rows, and no others.
-        facts: Name and classes, fields of ``DataSpec``.
+        rows: PUBLIC rows, {column: cells}: images, texts, or the features of a table, and no others but the label.
+        label: Name of the column of the private rows that holds the class.
+        classes: Name of each class.
         text: Column of the texts. None if the points are no texts.
-        encoder: Encoder of the points, which may state the size of images. None if points are not encoded.
+        encoder: ``Encoder`` of the points, which may state the size of images. None if points are not encoded.
     """
+    public = {name: cells for name, cells in rows.items() if name != label}
+    names = tuple(map(normalize_class_name, classes))
+    if len(set(names)) < len(names):
+        raise checks.error("classes", names, "must be different names")
+    facts: dict[str, Any] = {"name": "sites", "num_classes": len(names), "class_names": names}
     if text is not None:
         points = replace(TEXT_SPEC, **facts, text=text)
         x_P = convert_columns(points, public, is_private=False)[0]
@@ -89,13 +98,12 @@ def make_spec(
     else:
         schema = TableSchema.from_public(public).with_fill_values(public)
         x_P = torch.from_numpy(schema.encode(public, unknown="zeros", missing="nan"))
-        is_number_D = np.isin(np.arange(x_P.shape[1]), schema.numeric_indices)
-        mean, std = compute_normalization(x_P, is_number_D.tolist())
+        mean, std = compute_normalization(x_P, np.isin(np.arange(x_P.shape[1]), schema.numeric_indices).tolist())
         low, high = tuple(x_P.amin(0).tolist()), tuple(x_P.amax(0).tolist())
         points = DataSpec(input_shape=(x_P.shape[1],), mean=mean, std=std, low=low, high=high, schema=schema, **facts)
     spec = points
     if encoder is not None:
-        x_P = encode_public(encoder, points, x_P)
+        x_P = encode_points(encoder, points, x_P, "the joiner", None)
         spec = make_encoded_spec(points, encoder.make_card(points), x_P)
     check_spec(spec, x_P[0].numel())
     return spec, x_P
@@ -136,44 +144,47 @@ def convert_columns(
         assert points.schema is not None
         return torch.from_numpy(points.schema.encode(columns, unknown="zeros", missing="nan")), None
     cells = columns[checks.one_of("data", points.text, list(columns), "The round asks for this column.")].to_pylist()
-    if is_private:
-        return encode_text_column("data", cells, points.input_shape[0]), None
-    return texts.encode_texts("public", cells, points.input_shape[0]), None
+    encode_cells = encode_text_column if is_private else texts.encode_texts
+    return encode_cells("data", cells, points.input_shape[0]), None
 
 
 # ---- encoders --------------------------------------------------------------------------------------------------------
 
 
-def open_encoder(card: EncoderCard | None, given: EncoderFiles) -> Encoder | None:
-    """Open the encoder that a card describes. Raise ValueError if another encoder is given, or none."""
-    if card is None or given is None:
-        if card is not None:
-            problem = f"must be the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
-            raise checks.error("encoder", None, problem, "Ask the joiner for the files of the encoder.")
-        if given is not None:
-            raise checks.error("encoder", str(given), "must be None, because the round asks for no encoder")
+def open_encoder(
+    card: EncoderCard | None, given: EncoderFiles, name: str = "the joiner", root: Path | None = None
+) -> Encode | None:
+    """Open the encoder that a card describes, and return the function from points to features.
+
+    Args:
+        card: Description of the encoder. None if points are not encoded.
+        given: Encoder, or the paths of its files. None only if ``card`` is None.
+        name: Name of the data in messages and in the cache.
+        root: PRIVATE. Folder of the cache of encoded private records. None if the points are public.
+
+    Raises:
+        ValueError: Another encoder is given, or none.
+    """
+    if card is None and given is None:
         return None
+    if card is None:
+        raise checks.error("encoder", str(given), "must be None, because the round asks for no encoder")
+    if given is None:
+        problem = f"must be the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
+        raise checks.error("encoder", None, problem, "Ask the joiner for the files of the encoder.")
     encoder = given if isinstance(given, Encoder) else Encoder.from_card(card, {k: str(v) for k, v in given.items()})
     encoder.check_card(card)
-    return encoder
+    assert card.points is not None
+    return partial(encode_points, encoder, card.points, name=name, root=root)
 
 
-def encode_public(encoder: Encoder, points: DataSpec, x_P: Tensor) -> Tensor:
-    """Encode PUBLIC points, float32 [P, D]. The joiner has no store, so nothing is cached."""
-    return _encode(replace(encoder, cache_gb=0), points, {"public": x_P}, "the joiner", Path())["public"]
-
-
-def encode_private(encoder: Encoder, points: DataSpec, x: Tensor, name: str, root: Path) -> Tensor:
-    """PRIVATE. Encode records, each by itself, float32 [N, D].
-
-    A site has no public points. One fixed point tests that the encoder gives the same features twice.
-    """
-    sides = {"public": torch.full((1, *points.input_shape), ord("0")).to(x.dtype), "private": x}
-    return _encode(encoder, points, sides, name, root)["private"]
-
-
-def _encode(
-    encoder: Encoder, points: DataSpec, sides: Mapping[str, Tensor], name: str, root: Path
-) -> dict[str, Tensor]:
+def encode_points(encoder: Encoder, points: DataSpec, x: Tensor, name: str, root: Path | None) -> Tensor:
+    """PRIVATE. Encode points, each by itself, float32 [N, D]. For ``name`` and ``root`` see ``open_encoder``."""
+    # A site has no public points, so one fixed point tests that the encoder gives the same features twice. The joiner
+    # has no store, so nothing is cached.
+    fixed_x = torch.full((1, *points.input_shape), ord("0")).to(x.dtype)
+    sides = {"public": x} if root is None else {"public": fixed_x, "private": x}
+    encoder = replace(encoder, cache_gb=0) if root is None else encoder
+    where: dict[str, Any] = {"name": name, "root": root or Path(), "device": torch.device("cpu")}
     with Stages() as stages:
-        return encode_sides(encoder, points, sides, name=name, root=root, device=torch.device("cpu"), stages=stages)
+        return encode_sides(encoder, points, sides, stages=stages, **where)["public" if root is None else "private"]

@@ -15,7 +15,6 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement
-from pate_torch.features.encoder import Encoder
+from pate_torch.methods.base import get_unit_column
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger, open_ledger
@@ -33,7 +32,7 @@ from pate_torch.sites import rounds
 from pate_torch.sites.charter import Charter
 from pate_torch.sites.keys import DEFAULT_NUM_SLOTS, SiteState
 from pate_torch.sites.pairs import confirm_charter, load_charter
-from pate_torch.sites.points import EncoderFiles, encode_private, open_encoder
+from pate_torch.sites.points import Encode, EncoderFiles, open_encoder
 from pate_torch.sites.rounds import Round
 from pate_torch.sites.shares import compute_events
 from pate_torch.sites.tables import SiteTable, TableKind, read_public_file
@@ -88,7 +87,7 @@ class Site:
         account = self.account
         confirmation = confirm_charter(self.state, charter_raw, heard)
         with open_ledger(self.home) as ledger:
-            self._open_account(ledger, account, self.load_charter(), cap_epsilon, _PLANNED_EVENTS)
+            self._open_account(ledger, account, self._load_charter(), cap_epsilon, _PLANNED_EVENTS)
         return confirmation
 
     def answer(
@@ -99,7 +98,8 @@ class Site:
         Args:
             round_raw: Bytes of the round file.
             public_raw: Bytes of the public file that the round file names.
-            data: PRIVATE. {column: cells}, or a function that reads it. Nothing is read for a round that was answered.
+            data: PRIVATE. {column: cells}, or a function that reads it, whose arguments are the columns of the class
+                and of the unit, ``label`` and ``unit``. Nothing is read for a round that was answered.
             encoder: Encoder that the public file describes, or the paths of its files. None if it describes none.
             source: Name of the round file, for messages.
 
@@ -113,11 +113,12 @@ class Site:
         current_round, finished_answer = rounds.open_round(self.state, round_raw, source)
         if finished_answer is not None:
             return finished_answer
-        charter = self.load_charter()
+        charter = self._load_charter()
         kind = check_public_file(charter, current_round, public_raw)
         events = compute_round_events(charter, current_round, kind)
-        opened_encoder = open_encoder(kind.encoder, encoder)
-        table = self._count(charter, kind, data() if callable(data) else data, opened_encoder)
+        encode = open_encoder(kind.encoder, encoder, self.account, self.home)
+        data = data(label=kind.label, unit=get_unit_column(charter.terms.unit)) if callable(data) else data
+        table = self._count(charter, kind, data, encode)
         table.check_change(kind.make_change(charter.terms.adjacency))
         fingerprint = TeacherStore(self.home).compute_content_fingerprint(table.records)
         with open_ledger(self.home) as ledger, ExitStack() as stack:
@@ -147,16 +148,13 @@ class Site:
             answers.append(hashlib.sha256(raw).hexdigest())
             return raw
 
-    def load_charter(self) -> Charter:
-        """Load the charter that this site confirmed."""
+    def _load_charter(self) -> Charter:
         with self.state.open() as secrets:
             return load_charter(self.state, secrets)
 
-    def _count(self, charter: Charter, kind: TableKind, data: Any, encoder: Encoder | None = None) -> SiteTable:
+    def _count(self, charter: Charter, kind: TableKind, data: Any, encode: Encode | None = None) -> SiteTable:
         """PRIVATE. Count the records of this site."""
-        terms, encode = charter.terms, None
-        if encoder is not None and kind.encoder is not None and kind.encoder.points is not None:
-            encode = partial(encode_private, encoder, kind.encoder.points, name=self.account, root=self.home)
+        terms = charter.terms
         records = kind.read_records(data, terms.unit, encode)
         if terms.adjacency == "replace_one":
             with self.state.open() as secrets:

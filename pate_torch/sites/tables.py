@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
@@ -36,13 +36,16 @@ from pate_torch.privacy.records import DataSpec, EncoderCard, PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.sites.charter import Charter
-from pate_torch.sites.points import check_spec, convert_columns, get_raw_spec
+from pate_torch.sites.points import Encode, check_spec, convert_columns, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT
 from pate_torch.sites.shares import TableChange
 from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
 
 COUNT_STEPS = 1 << 28
 """Whole numbers in one unit of a table of counts, so that noise of whole numbers is fine enough for an exact price."""
+RawRows = tuple[np.ndarray | Tensor, np.ndarray, int | None, np.ndarray | None]
+"""Points [N, ...], classes [N], the number of classes, and whether each point could be read [N]. The last two are None
+if every whole number is a class, and if all points could be read."""
 _MAX_ENTRIES = 1 << 24
 _NUM_VECTORS = {"add_remove": 1, "replace_one": 2}
 
@@ -103,15 +106,8 @@ class TableKind(ABC):
         return None
 
     @abstractmethod
-    def make_points(
-        self, table: Mapping[str, Any]
-    ) -> tuple[np.ndarray | Tensor, np.ndarray, int | None, np.ndarray | None]:
-        """PRIVATE. Make points that are not encoded, for ``read_records``.
-
-        Returns:
-            Points [N, ...], classes [N], the number of classes, and whether each point could be read [N]. The last two
-            are None if any class is valid, and if all points could be read.
-        """
+    def make_points(self, table: Mapping[str, Any]) -> RawRows:
+        """PRIVATE. Make the points of the rows of a table, which are not encoded yet, and their classes."""
 
     @abstractmethod
     def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -126,9 +122,7 @@ class TableKind(ABC):
         """Compute the upper bound on the absolute value of each number of the sum over all sites."""
         return max_records * self.unit_length
 
-    def read_records(
-        self, table: Mapping[str, Any], unit: str, encode: Callable[[Tensor], Tensor] | None = None
-    ) -> PrivateRecords:
+    def read_records(self, table: Mapping[str, Any], unit: str, encode: Encode | None = None) -> PrivateRecords:
         """PRIVATE. Convert the rows of a table, or images, to records, each by its own cells alone.
 
         Args:
@@ -140,8 +134,8 @@ class TableKind(ABC):
         for name in filter(None, (group, self.label)):
             checks.one_of("data", name, list(columns), "The round asks for this column.")
         unit_ids = columns.pop(group).to_pylist() if group else None
-        x, y_N, num_classes, is_readable_N = self.make_points(columns)
-        records = PrivateRecords.from_rows(x, y_N, unit_ids, unit, num_classes=num_classes, is_readable_N=is_readable_N)
+        x, y_N, num_classes, readable_N = self.make_points(columns)
+        records = PrivateRecords.from_rows(x, y_N, unit_ids, unit, num_classes=num_classes, is_readable_N=readable_N)
         return records if encode is None else replace(records, x=encode(records.x))
 
     def to_file(self, charter: Charter, joiner_key: Ed25519PrivateKey) -> bytes:
@@ -199,7 +193,7 @@ class _PointTable(TableKind):
     def encoder(self) -> EncoderCard | None:
         return self.spec.encoder
 
-    def make_points(self, table: Mapping[str, Any]) -> tuple[Tensor, np.ndarray, int | None, np.ndarray | None]:
+    def make_points(self, table: Mapping[str, Any]) -> RawRows:
         index_by_name = {normalize_class_name(name): index for index, name in enumerate(self.spec.class_names)}
         label_N = [index_by_name.get(normalize_class_name(value), -1) for value in table[self.label].to_pylist()]
         x, is_readable_N = convert_columns(get_raw_spec(self.spec), table)
@@ -325,7 +319,7 @@ class MarginalCounts(TableKind):
         moved = _NUM_VECTORS[adjacency] * len(self.cliques)
         return TableChange(length_squared=moved * COUNT_STEPS**2, numbers=self.shape[0])
 
-    def make_points(self, table: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int | None, np.ndarray | None]:
+    def make_points(self, table: Mapping[str, Any]) -> RawRows:
         code_NJ = self.method.domain.encode(table)
         return code_NJ.astype(np.float32), code_NJ[:, self.method.target_index], None, None
 

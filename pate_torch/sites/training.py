@@ -20,14 +20,13 @@ from pate_torch.methods.gradients import plan_descent
 from pate_torch.methods.reverse_knn import assign_cells
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy.domain import TableDomain
-from pate_torch.privacy.records import DataSpec, LinearModel, NoisyCounts, PublicPool, Release
-from pate_torch.privacy.schema import normalize_class_name
+from pate_torch.privacy.records import LinearModel, NoisyCounts, PublicPool, Release
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
 from pate_torch.sites import points
 from pate_torch.sites.joiner import NoisySum
-from pate_torch.sites.points import EncoderFiles
+from pate_torch.sites.points import EncoderFiles, make_spec
 from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
@@ -38,24 +37,8 @@ from pate_torch.synthesis.model import TableModel, split_counts
 _RIDGE = 0.1
 
 
-def make_spec(public: Mapping[str, Any], label: str, classes: Sequence[str], **options: Any) -> tuple[DataSpec, Tensor]:
-    """Make the facts of the records from PUBLIC rows, and return them with the public points, float32 [P, ...].
-
-    Args:
-        public: PUBLIC rows, {column: cells}. The columns of all records but the label, and no others.
-        label: Name of the column of the private rows that holds the class.
-        classes: Name of each class.
-        options: Column of the texts, ``text``, and ``encoder`` of ``points.make_spec``.
-    """
-    columns = {name: cells for name, cells in public.items() if name != label}
-    names = tuple(map(normalize_class_name, classes))
-    if len(set(names)) < len(names):
-        raise checks.error("classes", names, "must be different names")
-    return points.make_spec(columns, {"name": "sites", "num_classes": len(names), "class_names": names}, **options)
-
-
 def make_class_sums(public: Mapping[str, Any], label: str, classes: Sequence[str], **options: Any) -> ClassSums:
-    """Make the public file of class sums, whose whitening follows from PUBLIC rows; see ``make_spec``."""
+    """Make the public file of class sums, whose whitening follows from PUBLIC rows. Options: ``make_spec``."""
     spec, x_PD = make_spec(public, label, classes, **options)
     whitening = Whitening.from_features(encode(nn.Flatten(), x_PD, spec), _RIDGE)
     return ClassSums(label=label, spec=spec, whitening=whitening)
@@ -93,10 +76,9 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFi
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
     assert isinstance(kind, ClassSums | CellCounts)
-    opened_encoder, raw_spec = points.open_encoder(kind.encoder, encoder), points.get_raw_spec(kind.spec)
-    x_PD, _ = points.convert_columns(raw_spec, public, is_private=False)
-    if opened_encoder is not None:
-        x_PD = points.encode_public(opened_encoder, raw_spec, x_PD)
+    encode_points = points.open_encoder(kind.encoder, encoder)
+    x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
+    x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
     empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
     release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
