@@ -44,7 +44,7 @@ def draw_exchange(panel: Axes) -> None:
         panel.text(x, 0.2, name, ha="center", va="bottom", fontsize=10, fontweight="bold")
     for number, (content, direction, color) in enumerate(STEPS, 1):
         y, joiner = -number + 0.1, LANES["joiner"]
-        panel.text(-0.35, y + 0.3, f"{number}  {content}", ha="left", va="center", fontsize=8.5, color=color,
+        panel.text(-0.35, y + 0.3, f"{number}  {content}", ha="left", va="center", fontsize=8.8, color=color,
                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
         if direction == "between sites":
             ends = [("Anna", "Bruno"), ("Bruno", "Clara")]
@@ -99,7 +99,7 @@ def _list_masks(place: int) -> list[tuple[tuple[int, int], int]]:
 def main() -> None:
     plt.rcParams["svg.hashsalt"] = "pate_torch"
     figure, (exchange, masks) = plt.subplots(2, 1, height_ratios=(7, 5))
-    figure.set_size_inches(4.6, 6.6)
+    figure.set_size_inches(4.15, 6.6)
     draw_exchange(exchange)
     draw_masks(masks)
     figure.tight_layout(pad=0.3)
