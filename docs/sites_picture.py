@@ -18,21 +18,22 @@ SITES = ("Anna", "Bruno", "Clara")
 LANES = {"Anna": 0.0, "Bruno": 1.0, "Clara": 2.0, "joiner": 3.3}
 BLUE, ORANGE, GREEN, GRAY = "#1a5fb4", "#c64600", "#1e7a4d", "#555555"
 STEPS = (
-    ("anna.key, ...: public keys", "to joiner", GRAY),
-    ("charter.json: who, with which keys, on what terms", "to sites", GRAY),
-    ("24 words, on the telephone", "between sites", ORANGE),
-    ("anna.confirmed, ...: consent", "to joiner", GRAY),
-    ("keys.json, round-0.json, round-0.public: the question", "to sites", GRAY),
-    ("anna.answer-0.pate, ...: masked tables", "to joiner", BLUE),
-    ("sum-0.json: the sum with noise", "to sites", GREEN),
+    ("1", "anna.key, ...: public keys", "to joiner", GRAY),
+    ("2", "charter.json: who, with which keys, on what terms", "to sites", GRAY),
+    ("3", "24 words, on the telephone", "between sites", ORANGE),
+    ("3", "anna.confirmed, ...: consent", "to joiner", GRAY),
+    ("4", "keys.json, round-0.json, round-0.public: the question", "to sites", GRAY),
+    ("5", "anna.answer-0.pate, ...: masked tables", "to joiner", BLUE),
+    ("6", "sum-0.json: the sum with noise", "to sites", GREEN),
 )
-"""Content, direction and color of each exchange, in order."""
+"""Step on the page, content, direction and color of each exchange."""
 MODULUS = 100
 COUNTS, NOISE = (31, 12, 20), (2, -1, 1)
 MASKS = {(0, 1): 58, (0, 2): 87, (1, 2): 44}
 """Mask of each pair of places, added at the first and subtracted at the second."""
-_REMARK = """One number of the table, of which the last two digits are kept.
-Real masks have 64 bits. Only the two sites of a pair know their mask."""
+_REMARK = """One number of the table, of which the last two digits are
+kept. Real masks have 64 bits. Only the two sites of a pair
+know their mask."""
 PAIR_COLORS = {(0, 1): BLUE, (0, 2): ORANGE, (1, 2): GREEN}
 
 
@@ -42,9 +43,9 @@ def draw_exchange(panel: Axes) -> None:
     for name, x in LANES.items():
         panel.plot([x, x], [0, bottom], color="#bbbbbb", linewidth=1)
         panel.text(x, 0.2, name, ha="center", va="bottom", fontsize=10, fontweight="bold")
-    for number, (content, direction, color) in enumerate(STEPS, 1):
-        y, joiner = -number + 0.1, LANES["joiner"]
-        panel.text(-0.35, y + 0.3, f"{number}  {content}", ha="left", va="center", fontsize=8.8, color=color,
+    for row, (step, content, direction, color) in enumerate(STEPS, 1):
+        y, joiner = -row + 0.1, LANES["joiner"]
+        panel.text(-0.35, y + 0.3, f"{step}  {content}", ha="left", va="center", fontsize=8.8, color=color,
                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
         if direction == "between sites":
             ends = [("Anna", "Bruno"), ("Bruno", "Clara")]
@@ -63,7 +64,7 @@ def draw_exchange(panel: Axes) -> None:
 
 def draw_masks(panel: Axes) -> None:
     """Draw the sum of one number over the sites, with each mask in one color."""
-    columns = {"records": 0.75, "noise": 1.35, "masks": 2.2, "leaves the site": 3.2}
+    columns = {"records": 0.75, "noise": 1.4, "masks": 2.2, "leaves the site": 3.2}
     for title, x in columns.items():
         panel.text(x, 0, title, ha="center", fontsize=9, fontweight="bold")
     total = 0
@@ -99,10 +100,10 @@ def _list_masks(place: int) -> list[tuple[tuple[int, int], int]]:
 def main() -> None:
     plt.rcParams["svg.hashsalt"] = "pate_torch"
     figure, (exchange, masks) = plt.subplots(2, 1, height_ratios=(7, 5))
-    figure.set_size_inches(4.15, 6.6)
+    figure.set_size_inches(4.1, 6.3)
     draw_exchange(exchange)
     draw_masks(masks)
-    figure.tight_layout(pad=0.3)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0, top=1, hspace=0)
     figure.savefig(FILE, metadata={"Date": None}, facecolor="white")
     print(FILE.relative_to(FILE.parents[2]))
 
