@@ -196,6 +196,7 @@ def test_with_an_honest_answer_missing_all_tables_look_alike():
     for missing in ({0}, {1}):
         laws = [compute_view_law((a, b, 0), {2}, missing) for a, b in ((0, 0), (1, 5), (3, 3))]
         assert laws[0] == laws[1] == laws[2]
+        assert len(laws[0]) == 8**3 and set(laws[0].values()) == {Fraction(1, 8**3)}  # two masks and one answer
 
 
 def test_a_reused_mask_shows():
