@@ -193,7 +193,7 @@ def ask_and_sum(consortium, kind, epsilon=0.5):
     noisy = consortium.joiner.load_sum(slot)
     terms = consortium.joiner.charter.terms
     tables = [kind.count(kind.read_records(rows, terms.unit), terms.adjacency).numbers for rows in consortium.data]
-    return (noisy.numbers - sum(tables)).ravel() / noisy.sigma
+    return (noisy.numbers - sum(tables) / kind.unit_length).ravel() / noisy.sigma
 
 
 def check_noise(folder):
@@ -277,8 +277,9 @@ def test_a_float_in_the_table_or_in_the_noise_is_caught(tmp_path, monkeypatch):
     assert not get_charges(site)
     draw = noise.draw_large_discrete_gaussian
     plant_noise(monkeypatch, lambda shape, share: draw(shape, share).double())
-    with pytest.raises(AssertionError):
+    with pytest.raises(TypeError, match="noise: must be one int64 for each number, and is float64"):
         site.answer(raw, public, rows)
+    assert len(get_charges(site)) == 1  # the price was reserved before the draw, and stays
     assert not list(site.state.folder.glob("answer*"))
 
 

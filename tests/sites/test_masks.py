@@ -134,6 +134,12 @@ def test_masks_cancel_and_signs_return(bits):
     assert np.array_equal(masks.read_signed_sum(total, bits), values.sum(0)) and values.sum(0)[0] == -top
 
 
+def test_masks_are_added_to_whole_numbers_alone():
+    for dtype in (np.float64, np.int32, np.uint64):
+        with pytest.raises(TypeError, match=f"must be of type int64, and are of type {np.dtype(dtype)}"):
+            masks.apply_masks(np.zeros(3, dtype), {1: np.ones(3, np.uint64)}, 0, 64)
+
+
 # ---- what an attacker learns: all values of the masks of a toy world of 3 bits -------------------------------------
 
 NOISE = {-1: Fraction(1, 4), 0: Fraction(1, 2), 1: Fraction(1, 4)}
