@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from pate_torch.sites.mailbox import exchange_files, run_joiner
 
-_REPLY_SECONDS, _PAUSE_SECONDS = 60.0, 2.0
+_REPLY_SECONDS, _PAUSE_SECONDS = 60.0, 5.0
 client_app = ClientApp()
 server_app = ServerApp()
 
