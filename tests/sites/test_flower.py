@@ -229,6 +229,15 @@ class Processes:
             assert time.monotonic() < end and all(child.poll() is None for child in self.children), self.read_logs()
             time.sleep(0.2)
 
+    def wait_for_server(self) -> None:
+        end = time.monotonic() + 300
+        while time.monotonic() < end:
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", self.ports[0])).close()
+                return
+            time.sleep(0.2)
+        raise AssertionError(self.read_logs())
+
     def read_logs(self) -> str:
         return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
 
@@ -271,6 +280,7 @@ def test_flower_moves_the_same_bytes_between_separate_processes(processes, tmp_p
         connection = ("--insecure", "--superlink", server, "--port", str(processes.ports[1 + seed]))
         config = ("--node-config", f'mailbox="{mailbox}"')
         processes.start(f"{name}-client", "flower-supernode", *connection, *config)
+    processes.wait_for_server()
     processes.run_app(tmp_path / "join" / "received")
     end = time.monotonic() + 300
     while len(keys := sorted((tmp_path / "join" / "received").glob("*.key"))) < 3:
