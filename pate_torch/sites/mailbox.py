@@ -119,7 +119,7 @@ def _list_slots(joiner: Joiner) -> tuple[list[int], list[int]]:
 
 
 def answer_inbox(site: Site, mailbox: Path, read_data: Callable[[], Any]) -> str:
-    """Do what the inbox asks for, under a confirmed charter alone, and return what was refused, or "".
+    """Answer the inbox, under the charter that people confirmed alone, and return what was refused, or "".
 
     Only the site may see the returned text, because it may tell how many records there are.
     """
@@ -135,8 +135,9 @@ def answer_inbox(site: Site, mailbox: Path, read_data: Callable[[], Any]) -> str
         confirmation = site.state.finish_pending("confirmation", secrets.confirmation)
     write_atomically(outbox / "site.confirmed", confirmation)
     try:
-        if (inbox / "keys.json").exists():
-            accept_bundle(site.state, (inbox / "keys.json").read_bytes(), "keys.json")
+        if not (inbox / "keys.json").exists():
+            return ""
+        accept_bundle(site.state, (inbox / "keys.json").read_bytes(), "keys.json")
         for slot in _find_newest(inbox, "sum"):
             accept_sum(site.state, (inbox / f"sum-{slot}.json").read_bytes(), f"sum-{slot}.json")
         for slot in _find_newest(inbox, "round"):
