@@ -22,6 +22,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ def _list_slots(joiner: Joiner) -> tuple[list[int], list[int]]:
 # ---- at a site -------------------------------------------------------------------------------------------------------
 
 
-def answer_inbox(site: Site, mailbox: Path, read_data: Callable[[], Any]) -> str:
+def answer_inbox(site: Site, mailbox: Path, read_data: Callable[..., Any], encoder: Any = None) -> str:
     """Answer the inbox, under the charter that people confirmed alone, and return what was refused, or "".
 
     Only the site may see the returned text, because it may tell how many records there are.
@@ -142,7 +143,7 @@ def answer_inbox(site: Site, mailbox: Path, read_data: Callable[[], Any]) -> str
             accept_sum(site.state, (inbox / f"sum-{slot}.json").read_bytes(), f"sum-{slot}.json")
         for slot in _find_newest(inbox, "round"):
             name, public = f"round-{slot}.json", (inbox / f"round-{slot}.public").read_bytes()
-            answer = site.answer((inbox / name).read_bytes(), public, read_data, source=name)
+            answer = site.answer((inbox / name).read_bytes(), public, read_data, encoder=encoder, source=name)
             write_atomically(outbox / f"answer-{slot}.pate", answer)
     except (ValueError, OSError) as error:
         return str(error)
@@ -156,18 +157,24 @@ def _find_newest(inbox: Path, kind: str) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer what comes into a mailbox, until the time is over or the command is stopped."""
     from pate_torch.core import run_folders
-    from pate_torch.data.table_files import read_table
     from pate_torch.sites.keys import SiteState
+    from pate_torch.sites.points import read_columns
     from pate_torch.sites.site import Site
 
     parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=__doc__.partition("\n")[0])
     parser.add_argument("mailbox", type=Path, help="folder that the transport reaches")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the private keys")
-    parser.add_argument("--data", type=Path, required=True, help="CSV or Parquet file of private rows")
+    parser.add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
     parser.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
+    parser.add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
+    for name in ("weights", "tokenizer"):
+        parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
     parser.add_argument("--seconds", type=float, default=math.inf, help="time to run (default: without end)")
     parsed = parser.parse_args(arguments)
     site = Site(SiteState(parsed.folder), run_folders.check_root(run_folders.get_home_folder()))
+    files = {"weights": parsed.weights, "tokenizer": parsed.tokenizer}
+    encoder = {name: path for name, path in files.items() if path is not None} or None
+    read_data = partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)
     for name in ("inbox", "outbox"):
         (parsed.mailbox / name).mkdir(parents=True, exist_ok=True)
     end, seen = time.monotonic() + parsed.seconds, None
@@ -175,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = [parsed.folder / "secrets.json", *sorted((parsed.mailbox / "inbox").glob("[!.]*"))]
         state = [(path.name, path.stat().st_mtime_ns) for path in paths]
         if state != seen:  # a round that was refused is not tried again before something changes
-            problem = answer_inbox(site, parsed.mailbox, lambda: read_table("data", parsed.data, parsed.separator))
+            problem = answer_inbox(site, parsed.mailbox, read_data, encoder)
             if problem:
                 print(f"refused: {problem}", file=sys.stderr, flush=True)
             seen = state
