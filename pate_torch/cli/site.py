@@ -67,7 +67,7 @@ def run_or_refuse(commands: Mapping[str, Callable[[argparse.Namespace], None]], 
             raise
         print("error: this command needs cryptography. Install it: pip install 'pate-torch[sites]'.", file=sys.stderr)
         return 2
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError) as error:  # EOFError: nobody typed the words
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
