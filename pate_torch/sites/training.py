@@ -29,8 +29,8 @@ from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
 from pate_torch.sites.joiner import NoisySum
-from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
-from pate_torch.students.base import Student
+from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts, TableKind
+from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.linear import Logistic, ReleasedModel
 from pate_torch.synthesis.mixture import NoisyTables, estimate_independent, fit_mixture
@@ -104,6 +104,23 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
 
 def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     """Train a student from a noisy sum and PUBLIC rows."""
+    return train_on_answers(noisy.kind, *answer_public_points(noisy, public))
+
+
+def choose_student(release: Release) -> StudentAlgorithm:
+    """Choose the algorithm that learns from the answers of ``answer_public_points``."""
+    return Logistic() if release.model is None else ReleasedModel()
+
+
+def train_on_answers(kind: TableKind, pool: PublicPool, release: Release) -> Student:
+    """Train a student from the answers of ``answer_public_points``."""
+    assert isinstance(kind, ClassSums | CellCounts)
+    task = make_student_task(kind.spec, pool, release)
+    return choose_student(release).fit(task, seed=0, device=torch.device("cpu"))
+
+
+def answer_public_points(noisy: NoisySum, public: Mapping[str, Any]) -> tuple[PublicPool, Release]:
+    """Answer PUBLIC points by a noisy sum: by the class of their cell, or by a linear model."""
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
@@ -111,14 +128,12 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     columns = {name: cells for name, cells in public.items() if name != kind.label}
     x_PD = torch.from_numpy(kind.spec.schema.encode(columns, unknown="zeros", missing="nan"))
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
-    empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
-    release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
     if isinstance(kind, CellCounts):
         counts = NoisyCounts(torch.from_numpy(noisy.numbers.copy()), noisy.sigma)
         cell_P = assign_cells(feature_PD, kind.query_QD)
         release = Release(
-            release.id,
-            torch.arange(len(counts.counts_QC)),
+            noisy.id,
+            assign_cells(kind.query_QD, feature_PD),  # the questions were public points
             counts.counts_QC.argmax(1),
             (),
             (),
@@ -126,11 +141,11 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
             queries_per_round=(len(counts.counts_QC),),
             cell_RP=cell_P[None],
         )
-        return Logistic().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
+        return pool, release
     model = fit_class_sums(noisy, kind, feature_PD)
     score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
     release = Release(
-        release.id,
+        noisy.id,
         torch.arange(len(x_PD)),
         score_PC.argmax(1),
         (),
@@ -139,7 +154,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
         score_RPC=score_PC[None],
         model=model,
     )
-    return ReleasedModel().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
+    return pool, release
 
 
 def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:
