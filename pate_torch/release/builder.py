@@ -12,7 +12,6 @@ import datetime
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,10 +52,10 @@ class PublicData:
 
 def build_report(
     *,
-    data: Dataset,
+    data: Dataset | PublicData,
     written: WrittenRelease,
     reservation_ids: Sequence[str],
-    ledger: Ledger,
+    ledger: Ledger | reports.AccountClaim,
     student: Student | None,
     student_name: str,
     seconds: Mapping[str, float],
@@ -67,78 +66,45 @@ def build_report(
     includes_encoder: bool = False,
     private_test: PrivateTest | None = None,
     seed: int = 0,
+    trust: Mapping[str, Any] | None = None,
 ) -> reports.ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
+    ``ledger`` is the claim itself if the ledgers lie elsewhere, and ``trust`` is that of ``ReleaseReport``.
     ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
     were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time. ``seed``
     is that of the rows of a synthetic table.
     """
     release, record = written.release if isinstance(written.release, Release) else None, written.record
-    claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
-    description = _load_description(written)
+    model_release = None if isinstance(written.release, Release) else written.release.model
+    table = describe_table(model_release, seed) if isinstance(model_release, TableModel) else None
+    if isinstance(ledger, reports.AccountClaim):
+        claim, has_ensemble = ledger, False
+    else:
+        claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
+        teachers_id = record.get("teachers_id")
+        has_ensemble = teachers_id is not None and TeacherStore(ledger.home).has_ensemble(teachers_id)
+    has_description = release is not None or table is not None
+    description = release_store.load_method_description(record) if has_description else None
     # A time is published only if it depends on public sizes alone. If a method has a first stage, the time of the stage
     # "labels" includes the preparation of private records.
     is_public_stage = {
         "labels": description is not None and description.public_time and "first_answers_sha256" not in record,
         "student": release is not None and not claim.has_part(PURPOSE_STUDENT_CHOICE),
     }
-    teachers_id = record.get("teachers_id")
-    return assemble_report(
-        data=data,
-        written=written,
-        claim=claim,
-        student=student,
-        student_name=student_name,
-        owner=owner,
-        teachers_reusable=teachers_id is not None and TeacherStore(ledger.home).has_ensemble(teachers_id),
-        reuses_labels=release is not None and release.id not in reservation_ids,
-        seconds={stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)},
-        chosen_by=chosen_by,
-        model=model,
-        baselines=baselines,
-        includes_encoder=includes_encoder,
-        private_test=private_test,
-        seed=seed,
-    )
-
-
-def assemble_report(
-    *,
-    data: Dataset | PublicData,
-    written: WrittenRelease,
-    claim: reports.AccountClaim,
-    student: Student | None,
-    student_name: str,
-    owner: OwnerFacts,
-    teachers_reusable: bool = False,
-    reuses_labels: bool = False,
-    seconds: Mapping[str, float] = MappingProxyType({}),
-    chosen_by: str | None = None,
-    model: Mapping[str, Any] = MappingProxyType({}),
-    baselines: tuple[reports.Accuracy, ...] = (),
-    includes_encoder: bool = False,
-    private_test: PrivateTest | None = None,
-    seed: int = 0,
-    trust: reports.DistributedTrust | None = None,
-) -> reports.ReleaseReport:
-    """Assemble the report of a release whose claim is known; see ``build_report``."""
-    release, record = written.release if isinstance(written.release, Release) else None, written.record
-    model_release = None if isinstance(written.release, Release) else written.release.model
-    table = describe_table(model_release, seed) if isinstance(model_release, TableModel) else None
     return reports.ReleaseReport(
         record=reports.ReleaseRecord(
-            **_describe_release(record, data, release, _load_description(written)),
+            **_describe_release(record, data, release, description),
             assets=tuple(_list_assets(record, data.spec, owner)),
             teachers_id=record.get("teachers_id"),
-            teachers_reusable=teachers_reusable,
-            reuses_labels=reuses_labels,
+            teachers_reusable=has_ensemble,
+            reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
             model=model,
             owner=owner,
             chosen_by=chosen_by,
-            seconds=seconds,
+            seconds={stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)},
             creation_date=datetime.date.today().isoformat(),
         ),
         claim=claim,
@@ -152,12 +118,6 @@ def assemble_report(
         table=table,
         trust=trust,
     )
-
-
-def _load_description(written: WrittenRelease) -> MethodDescription | None:
-    """Load the description of the method; None if a student was trained on the private records."""
-    is_described = isinstance(written.release, Release) or isinstance(written.release.model, TableModel)
-    return release_store.load_method_description(written.record) if is_described else None
 
 
 def _describe_release(

@@ -94,7 +94,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
     """Build the content of privacy.json, the machine-readable statement; its schema is ``privacy.schema.json``."""
     record, claim = report.record, report.claim
     owner_statements = statement.list_owner_statements(report)
-    trust = {"model": "central"} if report.trust is None else {"model": "distributed", **report.trust.to_dict()}
+    trust = {"model": "central"} if report.trust is None else {"model": "distributed", **report.trust}
     content = {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
@@ -150,19 +150,13 @@ def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
             "this_release_ex_post": claim.epsilon_ex_post,
             "account_total": claim.epsilon_charged,
             "account_total_ex_post": claim.epsilon_charged_ex_post,
-            "account_note": _choose_account_note(report),
+            "account_note": statement.NO_TOTAL_NOTE if claim.epsilon_charged is None else statement.ADAPTIVE_NOTE,
             "parts": [part.to_dict() for part in claim.parts],
             "account_route": claim.charged_accountant or claim.accountant,
             "account_cap": claim.budget_epsilon,
             "labels_reused": record.reuses_labels,
         },
     }
-
-
-def _choose_account_note(report: ReleaseReport) -> str:
-    if report.claim.epsilon_charged is None:
-        return statement.NO_TOTAL_NOTE
-    return statement.ADAPTIVE_NOTE if report.trust is None else statement.SITES_NOTE
 
 
 def _build_utility(report: ReleaseReport) -> dict[str, Any]:

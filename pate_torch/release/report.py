@@ -374,46 +374,6 @@ class AccountClaim(PublicFacts):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DistributedTrust(PublicFacts):
-    """The trust model of a release of several sites that trust neither each other nor the joiner of their answers.
-
-    Attributes:
-        colluding: Largest number t of sites that may collude with the joiner.
-        sites: Ed25519 key of each site, in hexadecimal digits: name -> key.
-        charter_sha256: SHA-256 of the charter.
-        fingerprint: The same hash as 24 words.
-        max_sites_per_unit: Largest number M of sites at which one unit has records; declared and not checked.
-        prices: Epsilon and route of the release against u colluding sites, u = 0..H-1. For u = 0, the price holds for
-            readers who see results only.
-        rounds: SHA-256 of the round file of each slot of the charter.
-        used_slots: Slots of the rounds that the release was made from.
-    """
-
-    colluding: int
-    sites: Mapping[str, str]
-    charter_sha256: str
-    fingerprint: str
-    max_sites_per_unit: int
-    prices: tuple[tuple[float, str], ...]
-    rounds: tuple[str, ...]
-    used_slots: tuple[int, ...]
-
-    def __str__(self) -> str:
-        """Return 'distributed, t = 3 of 10'."""
-        return f"distributed, t = {self.colluding} of {len(self.sites)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content for privacy.json."""
-        facts = {"colluding": self.colluding, "charter_sha256": self.charter_sha256, "fingerprint": self.fingerprint}
-        return facts | {
-            "max_sites_per_unit": self.max_sites_per_unit,
-            "sites": [{"name": name, "signing_key": key} for name, key in self.sites.items()],
-            "prices": [{"colluding": u, "epsilon": e, "route": route} for u, (e, route) in enumerate(self.prices)],
-            "rounds": [{"sha256": sha, "used": slot in self.used_slots} for slot, sha in enumerate(self.rounds)],
-        }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation(PublicFacts):
     """The accuracies of student and labels, measured on public labels or by a private test; None if not measured.
 
@@ -455,14 +415,15 @@ class ReleaseReport:
         claim: Guarantee, and the state of the account.
         evaluation: Measured accuracies.
         table: Distributions and associations of a synthetic table; None for another release.
-        trust: Whom the guarantee trusts; None if the trust model is central.
+        trust: Whom the guarantee of several sites trusts: the key "trust" of privacy.json without its words. None if
+            the trust model is central.
     """
 
     record: ReleaseRecord
     claim: AccountClaim
     evaluation: Evaluation
     table: TableReport | None = None
-    trust: DistributedTrust | None = None
+    trust: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         record, claim, evaluation = self.record, self.claim, self.evaluation
@@ -568,7 +529,7 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, (*_RECORDS, *_TABLE_RECORDS, PrivateTest, DistributedTrust)):
+    elif isinstance(value, (*_RECORDS, *_TABLE_RECORDS, PrivateTest)):
         for field_ in fields(value):
             _check_releasable(f"{name}.{field_.name}", getattr(value, field_.name))
     else:

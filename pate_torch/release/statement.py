@@ -10,22 +10,14 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import format_duration
 from pate_torch.privacy.records import LABEL_UNIT, PublicAsset
 from pate_torch.release.owner_file import TUNING_METHODS
-from pate_torch.release.report import (
-    AccountClaim,
-    DistributedTrust,
-    ReleaseRecord,
-    ReleaseReport,
-    format_percent,
-    format_price,
-    format_route,
-)
+from pate_torch.release.report import ReleaseRecord, ReleaseReport, format_percent, format_price, format_route
 from pate_torch.students.private_test import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -37,7 +29,6 @@ NOT_PRIVATE_REASON = (
     "guarantee holds, whatever the parameters are. Such a run is for tests only: do not publish its files."
 )
 NO_TOTAL_NOTE = "No total is claimed, because a release from these data used seeded noise."
-SITES_NOTE = "If a round was chosen after a look at the sum of an earlier one, the guarantee is the cap of each site."
 ADAPTIVE_NOTE = "If a later release was chosen after a look at an earlier one, the guarantee is the cap."
 FREE_NOTE = "An earlier release paid for the labels, so this run cost nothing."
 EX_POST_NOTE = "This value depends on the answers, so it is no guarantee."
@@ -161,14 +152,14 @@ class EpsilonLine(NamedTuple):
 
 def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     """List the costs of this release and its parts, of all releases together, and the cap; empty if not private."""
-    claim, trust = report.claim, report.trust
+    claim = report.claim
     if claim.epsilon is None:
         return ()
     route = format_route(claim.accountant)
     scope = "The guarantee of everything in this folder, and of nothing outside it."
     lines = [EpsilonLine("This release alone", claim.epsilon, route, scope)]
-    if trust is not None:
-        return (*lines, *_list_trust_lines(claim, trust))
+    if report.trust is not None:
+        return (*lines, *_list_trust_lines(report, **report.trust))
     for part in claim.parts if len(claim.parts) > 1 else ():
         scope = "This part alone." if part.is_current else "This part alone; an earlier run paid for it."
         lines.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), scope))
@@ -189,19 +180,19 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     return tuple(lines)
 
 
-def _list_trust_lines(claim: AccountClaim, trust: DistributedTrust) -> Iterator[EpsilonLine]:
+def _list_trust_lines(
+    report: ReleaseReport, *, colluding: int, prices: Sequence[Mapping[str, Any]], **_: Any
+) -> Iterator[EpsilonLine]:
     """List the costs against other numbers of colluding sites, and the largest total that a site reserved."""
-    numbers = [0] * (trust.colluding > 0) + [*range(trust.colluding + 1, len(trust.sites))]
-    step = math.ceil(len(numbers) / MAX_COLLUSIONS)
-    for u in sorted({*numbers[:1], *numbers[::-step]}):
-        epsilon, accountant = trust.prices[u]
-        name, scope = f"Against {u} sites", f"The joiner together with {u} of the {len(trust.sites)} sites."
+    numbers = [*range(colluding + 1, len(prices))][:: -math.ceil(len(prices) / MAX_COLLUSIONS)]
+    for u in sorted({*numbers, *([0] if colluding else [])}):
+        name, scope = f"Against {u} sites", f"The joiner together with {u} of the {len(prices)} sites."
         if u == 0:
             name, scope = "Results only", "Readers who see the results only and know the noise of no site."
-        yield EpsilonLine(name, epsilon, format_route(accountant), scope)
-    scope = "The largest total that a site reserved under the charter: all of its rounds, aborted ones included."
-    route, note = format_route(claim.charged_accountant or ""), SITES_NOTE if claim.other_releases else ""
-    yield EpsilonLine("Total at a site", claim.epsilon_charged, route, scope, note)
+        yield EpsilonLine(name, prices[u]["epsilon"], format_route(prices[u]["route"]), scope)
+    claim, scope = report.claim, "The largest total that a site reserved under the charter, aborted rounds included."
+    note = ADAPTIVE_NOTE if claim.other_releases else ""
+    yield EpsilonLine("Total at a site", claim.epsilon_charged, format_route(claim.charged_accountant or ""), scope, note)
 
 
 def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[str, str]:

@@ -29,8 +29,8 @@ from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
 from pate_torch.sites.joiner import NoisySum
-from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts, TableKind
-from pate_torch.students.base import Student, StudentAlgorithm
+from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
+from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.linear import Logistic, ReleasedModel
 from pate_torch.synthesis.mixture import NoisyTables, estimate_independent, fit_mixture
@@ -104,19 +104,16 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
 
 def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     """Train a student from a noisy sum and PUBLIC rows."""
-    return train_on_answers(noisy.kind, *answer_public_points(noisy, public))
+    pool, release = answer_public_points(noisy, public)
+    assert isinstance(noisy.kind, ClassSums | CellCounts)
+    return train_on_answers(noisy.kind, pool, release)[0]
 
 
-def choose_student(release: Release) -> StudentAlgorithm:
-    """Choose the algorithm that learns from the answers of ``answer_public_points``."""
-    return Logistic() if release.model is None else ReleasedModel()
-
-
-def train_on_answers(kind: TableKind, pool: PublicPool, release: Release) -> Student:
-    """Train a student from the answers of ``answer_public_points``."""
-    assert isinstance(kind, ClassSums | CellCounts)
+def train_on_answers(kind: ClassSums | CellCounts, pool: PublicPool, release: Release) -> tuple[Student, str]:
+    """Train a student from the answers of ``answer_public_points``, and return it with the name of its algorithm."""
+    algorithm = Logistic() if release.model is None else ReleasedModel()
     task = make_student_task(kind.spec, pool, release)
-    return choose_student(release).fit(task, seed=0, device=torch.device("cpu"))
+    return algorithm.fit(task, seed=0, device=torch.device("cpu")), algorithm.name
 
 
 def answer_public_points(noisy: NoisySum, public: Mapping[str, Any]) -> tuple[PublicPool, Release]:
