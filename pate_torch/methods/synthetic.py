@@ -267,8 +267,8 @@ def describe(unit: str, rounds: int = 0) -> MethodDescription:
     votes = f" Then every {one} was counted {rounds} times at the nearest of some candidate rows." if rounds else ""
     return MethodDescription(
         subject="marginal tables",
-        procedure=f"Every {one} was counted once in each of some tables, of which each counts combinations of values of "
-        f"a few columns.{votes} Noise was added to every count. A model was fitted to the noisy counts, and the "
+        procedure=f"Every {one} was counted once in each of some tables, of which each counts combinations of values "
+        f"of a few columns.{votes} Noise was added to every count. A model was fitted to the noisy counts, and the "
         "synthetic rows were drawn at random from this model.",
         assumptions=(f"Every {one} was counted once in each table, by one of its rows alone.",),
         uses_size=False,

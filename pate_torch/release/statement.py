@@ -159,7 +159,8 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     scope = "The guarantee of everything in this folder, and of nothing outside it."
     lines = [EpsilonLine("This release alone", claim.epsilon, route, scope)]
     if report.trust is not None:
-        return (*lines, *_list_trust_lines(report, **report.trust))
+        scope += f" Trust: distributed, t = {report.trust['colluding']} of {len(report.trust['sites'])}."
+        return (lines[0]._replace(scope=scope), *_list_trust_lines(report, **report.trust))
     for part in claim.parts if len(claim.parts) > 1 else ():
         scope = "This part alone." if part.is_current else "This part alone; an earlier run paid for it."
         lines.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), scope))
@@ -192,7 +193,9 @@ def _list_trust_lines(
         yield EpsilonLine(name, prices[u]["epsilon"], format_route(prices[u]["route"]), scope)
     claim, scope = report.claim, "The largest total that a site reserved under the charter, aborted rounds included."
     note = ADAPTIVE_NOTE if claim.other_releases else ""
-    yield EpsilonLine("Total at a site", claim.epsilon_charged, format_route(claim.charged_accountant or ""), scope, note)
+    yield EpsilonLine(
+        "Total at a site", claim.epsilon_charged, format_route(claim.charged_accountant or ""), scope, note
+    )
 
 
 def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[str, str]:

@@ -127,8 +127,8 @@ def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> Acco
     def make_part(identity: str, own_slots: Sequence[int]) -> ChargedRelease:
         charged = joiner.compute_events(own_slots, terms.colluding)
         price, purpose = accountant.compute_guarantee(charged, delta), f"{PURPOSE_SHARE}, {len(own_slots)} round(s)"
-        facts = {"epsilon": price.epsilon, "accountant": price.route, "events": events.to_json(charged)}
-        return ChargedRelease(release_id=identity, purpose=purpose, is_current=own_slots == slots, **facts)
+        part = ChargedRelease(release_id=identity, purpose=purpose, epsilon=price.epsilon, accountant=price.route)
+        return replace(part, is_current=own_slots == slots, events=events.to_json(charged))
 
     part, total = make_part(noisy.id, slots), joiner.compute_total()
     others = [(slot, other) for slot, other in enumerate(rounds) if slot not in slots]
