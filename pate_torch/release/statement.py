@@ -194,7 +194,11 @@ def _list_trust_lines(
     claim, scope = report.claim, "The largest total that a site reserved under the charter, aborted rounds included."
     note = ADAPTIVE_NOTE if claim.other_releases else ""
     yield EpsilonLine(
-        "Total at a site", claim.epsilon_charged, format_route(claim.charged_accountant or ""), scope, note
+        "Total at a site",
+        claim.epsilon_charged,
+        format_route(claim.charged_accountant or claim.accountant),
+        scope,
+        note,
     )
 
 
