@@ -28,6 +28,7 @@ from pate_torch.release.store import WrittenRelease
 from pate_torch.release.table_report import write_rows
 from pate_torch.sites import training
 from pate_torch.sites.joiner import Joiner, NoisySum
+from pate_torch.sites.points import EncoderFiles
 from pate_torch.sites.site import PURPOSE_SHARE
 from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
 
@@ -41,7 +42,14 @@ _METHODS = {
 
 
 def write_model(
-    joiner: Joiner, noisy: NoisySum, public: Mapping[str, Any], folder: Path, *, home: Path, slots: Sequence[int] = ()
+    joiner: Joiner,
+    noisy: NoisySum,
+    public: Mapping[str, Any],
+    folder: Path,
+    *,
+    home: Path,
+    slots: Sequence[int] = (),
+    encoder: EncoderFiles = None,
 ) -> ReleaseReport:
     """Train a student, or fit a synthetic table, and write it with its report and proofs into a release folder.
 
@@ -52,6 +60,7 @@ def write_model(
         folder: Folder of the release, which exists and is empty.
         home: Folder of ``owner.yaml``, whose entry "sites" holds the statements of the joiner.
         slots: Slots of all rounds that the model was made from. By default that of the newest sum.
+        encoder: Files of the encoder that the public file names. None if it names none.
     """
     slots, kind = tuple(slots or (noisy.slot,)), noisy.kind
     names = [f"round-{slot}.{end}" for slot in range(len(joiner.list_rounds())) for end in ("json", "public")]
@@ -68,7 +77,7 @@ def write_model(
         spec = DataSpec(name=_NAME, num_classes=2, class_names=classes, input_shape=shape, mean=(0.0,), std=(1.0,))
     else:
         assert isinstance(kind, ClassSums | CellCounts)
-        pool, answers = training.answer_public_points(noisy, public)
+        pool, answers = training.answer_public_points(noisy, public, encoder)
         charged, spec = joiner.compute_events(slots, joiner.charter.terms.colluding), kind.spec
         answers = replace(answers, events=charged, reserved_events=charged)
         record = store.write(folder, answers, record | {"pool_sha256": compute_tensor_digest(pool.x)}, spec)
