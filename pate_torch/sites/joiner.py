@@ -27,7 +27,7 @@ from pate_torch.sites.charter import Charter, Terms, make_charter, read_charter
 from pate_torch.sites.keys import create_joiner_key, load_joiner_key
 from pate_torch.sites.pairs import bundle_confirmations
 from pate_torch.sites.rounds import Round, make_round, make_sum_file, read_round
-from pate_torch.sites.shares import MIN_SHARE, compute_events, compute_share
+from pate_torch.sites.shares import compute_events, compute_share
 from pate_torch.sites.signed import ZERO_DIGEST
 from pate_torch.sites.site import check_public_file, compute_round_events
 from pate_torch.sites.tables import TableKind
@@ -65,8 +65,8 @@ class NoisySum:
     Attributes:
         slot: Slot of the round.
         kind: What was counted.
-        numbers: Noisy sum, int64.
-        sigma: Standard deviation of the noise of each number, in the table's whole numbers.
+        numbers: Noisy sum, in units of 1, float64.
+        sigma: Standard deviation of the noise of each number, in units of 1.
     """
 
     slot: int
@@ -170,8 +170,8 @@ class Joiner:
             current_round, kind = self._read_round(record, charter, slot)
             raw = self._read(f"sum-{slot}.json", record.sums[str(slot)])
         body = raw.partition(b"\n")[2][: 8 * current_round.count]
-        numbers = np.frombuffer(body, dtype="<i8").reshape(current_round.shape)
-        sigma = float(current_round.share) * math.sqrt(len(charter.sites))
+        numbers = np.frombuffer(body, dtype="<i8").reshape(current_round.shape) / kind.unit_length
+        sigma = float(current_round.share) * math.sqrt(len(charter.sites)) / kind.unit_length
         return NoisySum(slot, kind, numbers, sigma)
 
     # ---- prices -----------------------------------------------------------------------------------------------------
@@ -246,19 +246,15 @@ class Joiner:
 
 
 def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fraction:
-    """Compute the smallest noise of H - t shares, within a small factor, whose price is at most ``epsilon``.
-
-    The noise is larger if a share would otherwise be below the smallest share whose price is known.
-    """
+    """Compute the smallest noise of H - t shares, within a small factor, whose price is at most ``epsilon``."""
     checks.positive("epsilon", epsilon)
     terms, num_sites = charter.terms, len(charter.sites)
     delta, change = float(Fraction(terms.delta)), kind.make_change(terms.adjacency)
     honest = num_sites - terms.colluding
     length = terms.max_sites_per_unit * math.sqrt(change.length_squared)
     smallest = length / gdp.compute_mu(epsilon, delta)
-    floor = Fraction(math.ceil(MIN_SHARE * math.sqrt(honest) * _SIGMA_STEPS), _SIGMA_STEPS)
     for factor in _NOISE_FACTORS:
-        sigma = max(floor, Fraction(math.ceil(smallest * factor * _SIGMA_STEPS), _SIGMA_STEPS))
+        sigma = Fraction(math.ceil(smallest * factor * _SIGMA_STEPS), _SIGMA_STEPS)
         share = compute_share(sigma, num_sites, terms.colluding)
         events = compute_events(change, share, honest, max_sites_per_unit=terms.max_sites_per_unit)
         if compute_guarantee(events, delta).epsilon <= epsilon:

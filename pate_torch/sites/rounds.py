@@ -24,11 +24,13 @@ from pate_torch.sites import masks, signed
 from pate_torch.sites.charter import MAX_SITES, Charter
 from pate_torch.sites.keys import MAX_NUM_SLOTS, Secrets, SiteState
 from pate_torch.sites.pairs import load_charter, take_slot
-from pate_torch.sites.shares import check_share, compute_share, draw_share
+from pate_torch.sites.shares import check_share, compute_share
 from pate_torch.sites.signed import ZERO_DIGEST, SignedFile, is_hex, is_integer, is_list_of, is_mapping_of, is_one_of
 
-BITS_BY_KIND = {"class_sums": 64, "gradients": 64, "histogram": 32, "marginals": 32, "votes": 32}
-"""Bits of each number, for the kinds of tables that can be added up over sites."""
+KINDS = ("class_sums", "gradients", "histogram", "marginals", "votes")
+"""Kinds of tables that can be added up over sites."""
+BITS = 64
+"""Bits of each number of an answer."""
 MAX_INPUT = float(1 << 40)
 """Largest absolute value of a number that the joiner sends."""
 _MARGIN_SDS = 12  # standard deviations of the noise between the largest sum and the modulus
@@ -38,7 +40,7 @@ _ROUND_FIELDS = {
     "slot": is_integer(0, MAX_NUM_SLOTS - 1),
     "nonce": is_hex(16),
     "previous": is_hex(32),
-    "kind": is_one_of(*BITS_BY_KIND),
+    "kind": is_one_of(*KINDS),
     "shape": _is_shape,
     "bound": is_integer(0, (1 << 63) - 1),
     "sigma": signed.is_positive_fraction,
@@ -61,7 +63,7 @@ class Round:
 
     Attributes:
         slot: Number of the slot that this round uses at every site.
-        kind: Kind of the table, a key of ``BITS_BY_KIND``.
+        kind: Kind of the table, one of ``KINDS``.
         shape: Shape of the table.
         bound: Upper bound on the absolute value of each number in the sum of all tables, without noise.
         sigma: Parameter of the noise of H - t shares, in the table's whole numbers.
@@ -84,11 +86,6 @@ class Round:
     files: Mapping[str, str] = field(default_factory=dict)
     body: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint32))
     digest: bytes = b""
-
-    @property
-    def bits(self) -> int:
-        """Bits of each number."""
-        return BITS_BY_KIND[self.kind]
 
     @property
     def count(self) -> int:
@@ -126,7 +123,7 @@ def read_round(raw: bytes, charter: Charter, source: str = "") -> Round:
     current_round = Round(body=body, digest=bytes.fromhex(file.digest), **values)
     num_sites, share = len(charter.sites), current_round.share
     check_share(share, current_round.sigma, num_sites, charter.terms.colluding)
-    room = (1 << (current_round.bits - 1)) - current_round.bound
+    room = (1 << (BITS - 1)) - current_round.bound
     if room <= 0 or room**2 <= _MARGIN_SDS**2 * num_sites * share**2:
         raise file.make_error("has sums or noise that do not fit the bits of its numbers", "Use less noise.")
     return current_round
@@ -175,18 +172,18 @@ def answer(
     round_file: bytes,
     table: Any,
     *,
-    draw: Callable[[Fraction, int], np.ndarray] = draw_share,
+    draw: Callable[[Fraction, int], np.ndarray],
     source: str = "",
 ) -> bytes:
     """Add this site's share of noise and its masks to a table, and return the signed answer.
 
-    The privacy price must be reserved durably before this call. A round that was answered gives the same bytes again.
+    A round that was answered gives the same bytes again.
 
     Args:
         state: State of the site.
         round_file: Bytes of the round file.
         table: PRIVATE. Table of integers without noise, of the round's shape.
-        draw: Function of the share's parameter and of a number of draws, which draws the noise.
+        draw: Function of the share's parameter and of a number of draws, which reserves the price and draws the noise.
         source: Name of the round file in messages.
     """
     with state.open() as secrets:
@@ -209,15 +206,15 @@ def answer(
                 charter=charter.digest,
                 round_digest=current_round.digest,
                 places=(min(place, peer), max(place, peer)),
-                bits=current_round.bits,
+                bits=BITS,
                 count=current_round.count,
                 ciphertext=bytes.fromhex(secrets.ciphertexts[str(peer)]),
             )
-            pair_masks[peer] = masks.expand_mask(key, current_round.bits, current_round.count)
+            pair_masks[peer] = masks.expand_mask(key, BITS, current_round.count)
         assert pair_masks.keys() == set(range(len(charter.sites))) - {place}
-        masked = masks.apply_masks(values + noise, pair_masks, place, current_round.bits)
+        masked = masks.apply_masks(values + noise, pair_masks, place, BITS)
         content = {"round": secrets.rounds[slot], "place": place, "answered": len(secrets.answers) + 1}
-        body = masked.astype(f"<u{current_round.bits // 8}").tobytes()
+        body = masked.astype("<u8").tobytes()
         raw = charter.make_file("answer", content, secrets.signer, body)
         state.write_pending(f"answer {slot}", raw)
         secrets.answers[slot] = hashlib.sha256(raw).hexdigest()
@@ -284,11 +281,10 @@ def sum_answers(
     if missing:
         fix = "The masks cancel only in the sum over all sites: wait, or ask all sites anew."
         raise checks.error("answers", ", ".join(missing), "are missing", fix)
-    number_type = f"<u{current_round.bits // 8}"
     total = np.zeros(current_round.count, np.uint64)
     for file in files.values():
-        total += np.frombuffer(file.body, dtype=number_type).astype(np.uint64)
-    numbers = masks.read_signed_sum(total, current_round.bits).reshape(current_round.shape)
+        total += np.frombuffer(file.body, dtype="<u8")
+    numbers = masks.read_signed_sum(total, BITS).reshape(current_round.shape)
     return numbers, tuple(files[place].digest for place in range(len(charter.sites)))
 
 
@@ -297,7 +293,7 @@ def _read_answer(charter: Charter, current_round: Round, raw: bytes, source: str
     site = charter.sites[file.content["place"]]
     if file.content["round"] != current_round.digest.hex():
         raise file.make_error("answers another round file", f"Ask {site.site} for its answer to this round.")
-    if len(file.body) != current_round.count * current_round.bits // 8:
+    if len(file.body) != 8 * current_round.count:
         raise file.make_error("has a wrong number of numbers", f"Ask {site.site} for the file again.")
     return file
 

@@ -5,15 +5,11 @@ sites leave their share out or reveal it, so the sum always has H - t shares. Th
 not a discrete Gaussian number, but nearly (Kairouz, Liu & Steinke 2021, "The distributed discrete Gaussian mechanism"):
 for n shares, |ln P[sum = z] - ln N_Z(0, n s^2)(z)| <= tau/2 with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k/(k+1)).
 
-Three prices hold. Each comes with a condition; the first that applies is charged.
-
-- Whole tables, large noise. Let R be a Gaussian number rounded to an integer. Noise of this law is D/sigma-GDP for
-  every shift by integers of length D, and |ln N_Z(0, sigma^2) - ln R| <= (T^2 + 1)/(8 sigma^2) up to T sigma. So the
-  price is Gaussian(D/sigma), and a delta for the difference of the laws.
-- A few entries that move by one. The likelihood ratio depends on the sum of these entries alone, a discrete Gaussian
-  number of variance v = moved sigma^2 shifted by ``moved``. The trade-off curve is a polygon, so it lies above that of
-  mu-GDP if its vertices do. All vertices within 36 standard deviations are computed, and delta pays for the rest.
-- Otherwise zCDP with rho = D^2/(2 sigma^2), and tau for each number (Kairouz, Liu & Steinke 2021, Proposition 14).
+The price of one table follows from a Gaussian number R that is rounded to an integer. Noise of the law of R is
+D/sigma-GDP for every shift by integers of length D, and |ln N_Z(0, sigma^2) - ln R| <= (T^2 + 1)/(8 sigma^2) up to
+T sigma. So the price is Gaussian(D/sigma), and a delta for the difference of the laws, which is negligible because
+tables of counts are multiplied by ``tables.COUNT_STEPS`` before noise is added. Where this delta is not negligible,
+zCDP with rho = D^2/(2 sigma^2) and tau for each number hold (Proposition 14 of the same paper).
 """
 
 from __future__ import annotations
@@ -21,27 +17,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-
-import numpy as np
-from scipy.special import ndtri_exp
 
 from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import Guarantee, compute_guarantee
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, ZCDPEvent
 from pate_torch.core import checks
-from pate_torch.privacy.noise import draw_large_discrete_gaussian
 
 SAMPLER, ACCOUNTING = "discrete gaussian 1", "shares 1"
 MIN_SHARE = 3
 """Smallest parameter of a share. The sum of such shares is a discrete Gaussian number up to a factor of 1 + 1e-36."""
 _SHARE_STEPS = 1 << 16  # shares are multiples of 2^-16
 _TAIL_SDS = 40  # T: the probability beyond T standard deviations is below 1e-347
-_VERTEX_SDS, _SUM_SDS = 36.0, 37.5
-_TAIL_DELTA = 1e-200  # above the probability of what lies beyond the vertices, shifts of up to 4 sd included
-_MAX_CERTIFIED_VARIANCE = 10**9  # 2 million vertices
-_MU_MARGIN = 1e-9  # above the rounding errors of cumulative sums and quantiles
-_MAX_CERTIFIED_MU = 4.0
+_TAIL_DELTA = 1e-200  # above the probability of what lies beyond T standard deviations
+_MAX_MU = 4.0
 _MAX_LAW_DELTA = 1e-9
 
 
@@ -50,23 +38,18 @@ class TableChange:
     """How far one unit at one site can change the tables of a release.
 
     Attributes:
-        moved: Largest number of entries of one table that change, each by one. None if entries change by more.
-        length: L2 sensitivity of one table, in its whole numbers, squared: ``moved`` if this is given.
+        length_squared: L2 sensitivity of one table, in its whole numbers, squared.
         numbers: Numbers in one table.
         tables: Tables of the release, each of which a unit may change: questions, or steps.
     """
 
-    moved: int | None = None
-    length_squared: int = 0
+    length_squared: int
     numbers: int
     tables: int = 1
 
     def __post_init__(self) -> None:
         checks.integer("tables", self.tables, low=1)
         checks.integer("numbers", self.numbers, low=1)
-        checks.optional(checks.integer, "moved", self.moved, 1, self.numbers)
-        if self.moved is not None:
-            object.__setattr__(self, "length_squared", self.moved)
         checks.integer("length_squared", self.length_squared, low=1)
 
 
@@ -95,11 +78,6 @@ def _count_honest(num_sites: int, colluding: int) -> int:
     return num_sites - checks.integer("colluding", colluding, 0, num_sites - 1)
 
 
-def draw_share(share: Fraction, count: int) -> np.ndarray:
-    """Draw the noise of one site from the entropy of the operating system, [count] int64."""
-    return draw_large_discrete_gaussian((count,), share).numpy()
-
-
 # ---- prices ----------------------------------------------------------------------------------------------------------
 
 
@@ -124,16 +102,9 @@ def compute_events(
     mu = _round_up(math.sqrt(length_squared / variance))
     num_numbers = change.numbers * change.tables
     law_delta = 6 * num_numbers * ((_TAIL_SDS**2 + 1) / (8 * float(variance)) + tau / 2)
-    if law_delta <= _MAX_LAW_DELTA and mu * math.sqrt(change.tables) <= _MAX_CERTIFIED_MU:
+    if law_delta <= _MAX_LAW_DELTA and mu * math.sqrt(change.tables) <= _MAX_MU:
         total_delta = _compute_dominating_delta(law_delta + _TAIL_DELTA, mu * math.sqrt(change.tables))
         return GaussianEvent(mu=mu, count=change.tables), DeltaEvent(delta=total_delta)
-    if change.moved is not None and max_sites_per_unit == 1 and change.moved * variance <= _MAX_CERTIFIED_VARIANCE:
-        mu = compute_certified_mu(change.moved, change.moved * variance)
-        if mu <= _MAX_CERTIFIED_MU:
-            # The law of each entry, and the law of the sum of the entries.
-            law_delta = 3 * (change.moved * tau + _bound_tau(share, change.moved * honest))
-            delta = _compute_dominating_delta(law_delta + _TAIL_DELTA, mu)
-            return GaussianEvent(mu=mu, count=change.tables), DeltaEvent(delta=delta, count=change.tables)
     rho = _round_up(float(length_squared / (2 * variance)) + tau * change.numbers)
     return (ZCDPEvent(rho=rho, count=change.tables),)
 
@@ -157,26 +128,6 @@ def compute_guarantees(
         events = compute_events(change, share, num_sites - colluding, max_sites_per_unit=max_sites_per_unit)
         guarantees[colluding] = compute_guarantee(events, delta, adjacency=adjacency, unit=unit)
     return guarantees
-
-
-@lru_cache(maxsize=64)
-def compute_certified_mu(shift: int, variance: Fraction) -> float:
-    """Compute the smallest mu at which a shift of N_Z(0, variance) is mu-GDP within 36 standard deviations, rounded up.
-
-    The vertices of the trade-off curve are the tests "S >= k". Such a vertex lies above the curve of mu-GDP if
-    Phi^-1(P[S < k]) - Phi^-1(P[S < k - shift]) <= mu, and between vertices the polygon lies above the convex curve.
-    """
-    sd = math.sqrt(variance)
-    points = np.arange(-math.floor(_SUM_SDS * sd), 1, dtype=np.float64)
-    lower_sums = np.cumsum(np.exp(-(points**2) / (2 * float(variance))))  # the smallest weights come first
-    total = 2 * lower_sums[-1] - 1  # the weight at 0 is 1
-    lower_quantiles = ndtri_exp(np.log(lower_sums[:-1] / total))  # at k = ..., -2, -1: Phi^-1(P[S <= k])
-    quantiles = np.concatenate([lower_quantiles, -lower_quantiles[::-1]])  # P[S <= k] = 1 - P[S <= -k - 1]
-    first = math.floor((_SUM_SDS - _VERTEX_SDS) * sd)
-    quantiles = quantiles[first : len(quantiles) - first]
-    if shift >= len(quantiles):
-        return math.inf
-    return float(np.max(quantiles[shift:] - quantiles[:-shift])) + _MU_MARGIN
 
 
 def _bound_tau(share: Fraction, num_shares: int) -> float:

@@ -40,6 +40,8 @@ from pate_torch.sites.rounds import MAX_INPUT
 from pate_torch.sites.shares import TableChange
 from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
 
+COUNT_STEPS = 1 << 28
+"""Whole numbers in one unit of a table of counts, so that noise of whole numbers is fine enough for an exact price."""
 _MAX_ENTRIES = 1 << 24
 _NUM_VECTORS = {"add_remove": 1, "replace_one": 2}
 
@@ -73,12 +75,12 @@ class TableKind(ABC):
     """Releasable. What is counted in a round, and how; the content of a public file.
 
     Attributes:
-        name: Kind of the table, a key of ``rounds.BITS_BY_KIND``.
+        name: Kind of the table, one of ``rounds.KINDS``.
         label: Column with the class of each record. Empty if there is none.
     """
 
     name: ClassVar[str]
-    unit_length: ClassVar[int] = 1  # whole numbers of the table in the length of one unit's contribution
+    unit_length: ClassVar[int] = COUNT_STEPS  # whole numbers of the table in the length of one unit's contribution
     label: str = ""
 
     @property
@@ -256,13 +258,13 @@ class CellCounts(_PointTable):
 
     def make_change(self, adjacency: str) -> TableChange:
         """State the change: a unit changes one count by 1, or two counts if it is replaced."""
-        return TableChange(moved=_NUM_VECTORS[adjacency], numbers=math.prod(self.shape))
+        return TableChange(length_squared=_NUM_VECTORS[adjacency] * COUNT_STEPS**2, numbers=math.prod(self.shape))
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         sensitivity = sensitive.COUNT_SENSITIVITY[adjacency]
         counter = CellCounter(records, self.spec, nn.Flatten(), self.query_QD, sensitivity)
         cells = counter.select(torch.arange(len(self.query_QD)))
-        return SiteTable(cells.counts_QC.numpy(), cells.sensitivity, self.unit_length, records)
+        return SiteTable(cells.counts_QC.long().numpy() * COUNT_STEPS, cells.sensitivity, self.unit_length, records)
 
     def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {"spec": self.spec.to_dict()}, {"query_QD": self.query_QD.double().numpy()}
@@ -298,7 +300,8 @@ class MarginalCounts(TableKind):
 
     def make_change(self, adjacency: str) -> TableChange:
         """State the change: a unit changes one count of each table by 1, or two counts if it is replaced."""
-        return TableChange(moved=_NUM_VECTORS[adjacency] * len(self.cliques), numbers=self.shape[0])
+        moved = _NUM_VECTORS[adjacency] * len(self.cliques)
+        return TableChange(length_squared=moved * COUNT_STEPS**2, numbers=self.shape[0])
 
     def make_points(self, table: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int | None]:
         code_NJ = self.method.domain.encode(table)
@@ -308,7 +311,7 @@ class MarginalCounts(TableKind):
         records = select_one_per_unit(records, adjacency)
         sizes = self.method.domain.sizes
         tables = sensitive.MarginalTables.from_units(records.x.long(), sizes, self.cliques, adjacency)
-        return SiteTable(tables.counts_M.numpy(), tables.sensitivity, self.unit_length, records)
+        return SiteTable(tables.counts_M.long().numpy() * COUNT_STEPS, tables.sensitivity, self.unit_length, records)
 
     def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {"domain": self.method.domain.to_dict(), "order": self.method.order}, {}

@@ -24,7 +24,6 @@ from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.records import DataSpec, LinearModel, NoisyCounts, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema, normalize_class_name
-from pate_torch.privacy.sensitive import UNIT_NORM
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
@@ -114,7 +113,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
     release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
     if isinstance(kind, CellCounts):
-        counts = NoisyCounts(torch.from_numpy(noisy.numbers.copy()), noisy.sigma)
+        counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
         cell_P = assign_cells(feature_PD, kind.query_QD)
         release = Release(
             release.id,
@@ -149,7 +148,7 @@ def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> Line
     of this feature among the public points is known. It sets the step size.
     """
     whitening, num_classes = kind.whitening, kind.spec.num_classes
-    sums_DC, sigma = torch.from_numpy(noisy.numbers / UNIT_NORM), noisy.sigma / UNIT_NORM
+    sums_DC, sigma = torch.from_numpy(noisy.numbers), noisy.sigma
     constant = float(whitening.whiten_and_clip(feature_PD)[:, -1].mean())
     counts = FirstAnswers(sums_DC[-1] / constant, sigma / constant)
     size, balance, frequency_C = counts.estimate_size(None), counts.estimate_balance(), counts.estimate_frequencies()
@@ -169,7 +168,7 @@ def fit_table(noisy: NoisySum, seed: int = 0, num_components: int = 200, steps: 
     if not isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no marginal tables", "Use train_student.")
     method = kind.method
-    counts_M = torch.from_numpy(noisy.numbers.copy())
+    counts_M = torch.from_numpy(noisy.numbers)
     tables = NoisyTables(split_counts(counts_M, method.domain.sizes, kind.cliques), noisy.sigma)
     sizes, target, size = method.domain.sizes, method.target_index, math.ceil(tables.estimate_size())
     if method.order == 1:

@@ -92,10 +92,10 @@ def check_against_one_curator(folder: Path, num_sites: int, num_rows: int = 300)
     accuracy = compute_accuracy(ReleasedClassifier.load(folder / "release").predict)
     noisy = Joiner(folder / "join").load_sum()
     tables = [noisy.kind.read_records(make_rows(num_rows, seed), "record") for seed in range(num_sites)]
-    exact = sum(noisy.kind.count(records, "add_remove").numbers for records in tables)
+    exact = sum(noisy.kind.count(records, "add_remove").numbers for records in tables) / noisy.kind.unit_length
     random, accuracies = np.random.default_rng(0), []
     for _ in range(20):
-        numbers = exact + np.rint(random.normal(scale=noisy.sigma, size=exact.shape)).astype(np.int64)
+        numbers = exact + random.normal(scale=noisy.sigma, size=exact.shape)
         student = training.train_student(replace(noisy, numbers=numbers), PUBLIC)
         columns = {name: column for name, column in TEST_ROWS.items() if name != "y"}
         x = torch.from_numpy(student.spec.schema.encode(columns))
