@@ -5,15 +5,15 @@
     PYTHONPATH=.:verify:others python -m benchmarks.sites --rows rows.jsonl --cache features --work folder
     PYTHONPATH=. python -m benchmarks.sites --rows benchmarks/results/sites.jsonl --table
 
-Every site has a folder, keys and a ledger of its own. Every command of ``pate site`` and ``pate join`` runs in a process
-of its own: a new interpreter (method ``sites, commands``), or a fork, which need not import PyTorch (``sites``).
-Features, public points and tests are those of ``benchmarks.same_encoder``. The records are dealt evenly, or each class
-in proportions drawn from Dirichlet(.3). Epsilon is at delta 1e-5 (add_remove, unit record), against the joiner and
-t = 3 sites. Every cell is a line of ``--rows``, and what is there is not run again.
+Every site has a folder, keys and a ledger of its own. Every command of ``pate site`` and ``pate join`` runs in a
+process of its own: a new interpreter (method ``sites, commands``), or a fork, which need not import PyTorch again.
+Features, public points and tests are those of ``benchmarks.same_encoder``. Records are dealt evenly, or each class in
+proportions drawn from Dirichlet(.3). Epsilon is at delta 1e-5 (add_remove, unit record), against the joiner and t = 3
+sites. Every cell is a line of ``--rows``, and what is there is not run again.
 
-DP-FedAvg is trained by Opacus in the same whitened features. 20 settings, drawn from its grid by a fixed seed, are tried
-on a public stand-in at epsilon .5 in both dealings, and the most accurate is taken everywhere; no other method has
-settings to choose. ``DP-FedAvg, Flower`` runs that setting by the simulation engine of Flower, if this is installed.
+DP-FedAvg is trained by Opacus in the same whitened features. 20 settings, drawn from its grid by a fixed seed, are
+tried on a public stand-in at epsilon .5 in both dealings, and the most accurate is taken everywhere; no other method
+has settings. ``DP-FedAvg, Flower`` runs that setting by the simulation engine of Flower, if this is installed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import json
 import math
 import multiprocessing
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,14 +44,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from benchmarks import synthesis
+from benchmarks import fedavg, synthesis
 from benchmarks.same_encoder import data
-from pate_torch.accounting import calibration, gdp
+from pate_torch.accounting import gdp
 from pate_torch.api.released import ReleasedClassifier
 from pate_torch.cli.main import main as run_pate
 from pate_torch.features.contrastive import encode
@@ -69,8 +67,6 @@ SETS = {
     "pneumonia-lite0": "fashion-lite0",
 }
 """Data set -> stand-in on which the setting of DP-FedAvg is chosen."""
-GRID = {"rounds": (1, 4, 16), "steps": (1, 4, 16), "rate": (0.1, 0.3, 1.0), "learning_rate": (0.5, 2.0, 8.0, 32.0),
-        "clip": (0.3, 1.0)}  # fmt: skip
 METHODS = ("one curator", "same noise", "own noise", "no noise", "sites", "one site alone", "DP-FedAvg", "false sums",
            "false counts", "masks", "kinds")  # fmt: skip
 SIGMAS = {epsilon: 1 / gdp.compute_mu(epsilon, DELTA) for epsilon in EPSILONS}
@@ -127,6 +123,14 @@ class Case:
         score_TC = self.kind.whitening.whiten_and_clip(self.test_TD).float() @ weight_DC
         return float((score_TC.argmax(1).numpy() == self.split.truth).mean())
 
+    def run_fedavg(
+        self, parts: list[np.ndarray], epsilon: float, setting: fedavg.Setting, flower: bool = False
+    ) -> float:
+        """Compute the accuracy of DP-FedAvg in the whitened features."""
+        sites = [(self.z_ND[part].float(), torch.from_numpy(self.split.y[part])) for part in parts]
+        start_CD = torch.zeros(self.split.classes, self.z_ND.shape[1])
+        return self.score(fedavg.run_fedavg(sites, start_CD, epsilon, setting, flower=flower).T)
+
     def score_release(self, release: Path) -> float:
         """Compute the accuracy of a published student."""
         predicted = ReleasedClassifier.load(release).predict(make_rows(self.split.test))
@@ -160,57 +164,34 @@ def deal(y: np.ndarray, dealing: str, seed: int) -> list[np.ndarray]:
 
 
 @dataclass
-class Consortium:
+class Sites:
     """Ten sites and a joiner in one folder, and the processor time that their commands took."""
 
     folder: Path
     starts_interpreters: bool
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(
-        cls, tables: Sequence[dict[str, Any]], public: dict[str, Any], num_classes: int, work: Path, starts: bool
-    ) -> Iterator[Consortium]:
-        """Make keys, charter and confirmations of ten sites that have these private rows."""
-        with tempfile.TemporaryDirectory(dir=work) as folder:
-            sites = cls(Path(folder), starts)
-            for name, rows in zip([*NAMES, "public"], [*tables, public], strict=True):
-                pq.write_table(pa.table(rows), sites.folder / f"{name}.parquet")
-            for name in NAMES:
-                sites.run("site", "init", "--account", "scans", "--folder", name, home=f"home-{name}")
-            terms = ("--colluding", COLLUDING, "--classes", num_classes, "--max-records", MAX_RECORDS)
-            sites.run("join", "charter", *(f"{name}.key" for name in NAMES), *terms)
-            words = ("--cap", 3, "--heard", Joiner(sites.folder / "join").charter.format_fingerprint())
-            for name in NAMES:
-                sites.run("site", "confirm", "charter.json", "--folder", name, *words, home=f"home-{name}")
-            sites.run("join", "keys", *(f"{name}.confirmed" for name in NAMES))
-            yield sites
+    seconds: Counter[str] = field(default_factory=Counter)
 
     def run(self, *command: Any, home: str = "none") -> None:
         """Run a command in a process of its own, with a store of its own."""
-        began, words = read_child_seconds(), list(map(str, command))
+        words, began = list(map(str, command)), sum(os.times()[2:4])
+        environment = {"PATE_HOME": str(self.folder / home), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+        def work() -> None:
+            os.chdir(self.folder)
+            os.environ |= environment
+            with contextlib.redirect_stdout(io.StringIO()):
+                os._exit(run_pate(words))
+
         if self.starts_interpreters:
             code = f"import sys; from pate_torch.cli.main import main; sys.exit(main({words!r}))"
-            environment = os.environ | {"PATE_HOME": str(self.folder / home), "PYTHONPATH": os.pathsep.join(sys.path)}
-            process = subprocess.run(
-                [sys.executable, "-c", code], cwd=self.folder, env=environment, capture_output=True
-            )
-            assert process.returncode == 0, (words, process.stderr)
+            options = {"cwd": self.folder, "env": os.environ | environment, "stdout": subprocess.DEVNULL}
+            subprocess.run([sys.executable, "-c", code], check=True, **options)
         else:
-            fork = multiprocessing.get_context("fork").Process(target=self._work, args=(words, home))
+            fork = multiprocessing.get_context("fork").Process(target=work)
             fork.start()
             fork.join()
             assert fork.exitcode == 0, words
-        key = " ".join(words[:2])
-        self.seconds[key] = self.seconds.get(key, 0.0) + read_child_seconds() - began
-
-    def _work(self, words: list[str], home: str) -> None:
-        os.chdir(self.folder)
-        os.environ["PATE_HOME"] = str(self.folder / home)
-        with contextlib.redirect_stdout(io.StringIO()):
-            code = run_pate(words)
-        os._exit(code)
+        self.seconds[" ".join(words[:2])] += sum(os.times()[2:4]) - began  # of processes that ended
 
     def exchange(self, slot: int, kind: str, epsilon: float, *details: Any, public: bool = True) -> dict[str, Any]:
         """Make one exchange and train from its sum; return its wall time, and the sizes of all files."""
@@ -226,16 +207,29 @@ class Consortium:
         return {"bytes": sizes, "wall": time.perf_counter() - began}
 
 
-def read_child_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+@contextlib.contextmanager
+def open_sites(tables: Sequence[dict[str, Any]], case: Case, work: Path, starts: bool = False) -> Iterator[Sites]:
+    """Make keys, charter and confirmations of ten sites that have these private rows."""
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        sites = Sites(Path(folder), starts)
+        for name, rows in zip([*NAMES, "public"], [*tables, case.public], strict=True):
+            pq.write_table(pa.table(rows), sites.folder / f"{name}.parquet")
+        for name in NAMES:
+            sites.run("site", "init", "--account", "scans", "--folder", name, home=f"home-{name}")
+        terms = ("--colluding", COLLUDING, "--classes", case.split.classes, "--max-records", MAX_RECORDS)
+        sites.run("join", "charter", *(f"{name}.key" for name in NAMES), *terms)
+        words = ("--cap", 3, "--heard", Joiner(sites.folder / "join").charter.format_fingerprint())
+        for name in NAMES:
+            sites.run("site", "confirm", "charter.json", "--folder", name, *words, home=f"home-{name}")
+        sites.run("join", "keys", *(f"{name}.confirmed" for name in NAMES))
+        yield sites
 
 
 def run_sites(case: Case, parts: list[np.ndarray], work: Path, starts: bool) -> Iterator[dict[str, Any]]:
     """Make one exchange of class sums for each epsilon under one charter."""
     label_N = np.array(case.classes)[case.split.y]
     tables = [make_rows(case.split.x[part]) | {"y": pa.array(label_N[part])} for part in parts]
-    with Consortium.open(tables, case.public, case.split.classes, work, starts) as sites:
+    with open_sites(tables, case, work, starts) as sites:
         opening, exact_DC = dict(sites.seconds), case.sum_classes()
         for slot, epsilon in enumerate(EPSILONS):
             sites.seconds.clear()
@@ -250,140 +244,49 @@ def run_sites(case: Case, parts: list[np.ndarray], work: Path, starts: bool) -> 
 
 def run_kinds(case: Case, parts: list[np.ndarray], work: Path) -> Iterator[dict[str, Any]]:
     """Make exchanges of a histogram, and of marginals of one and two columns with the class, on the columns of a9a."""
-    sizes = synthesis.A9A
+    sizes, label_N = synthesis.A9A, np.array(case.classes)[case.split.y]
 
     def code(x: np.ndarray) -> dict[str, Any]:
         groups = np.split(x, np.cumsum(list(sizes.values()))[:-1], axis=1)
-        codes = [np.where(group.any(1), group.argmax(1) + 1, 0).astype(str) for group in groups]
-        return dict(zip(sizes, (np.where(code_N == "0", "", code_N) for code_N in codes), strict=True))
+        codes = [np.where(group.any(1), group.argmax(1).astype(str), "other") for group in groups]
+        return dict(zip(sizes, codes, strict=True))
 
-    def join_indicators(rows: Any) -> np.ndarray:
-        codes = {name: pd.to_numeric(pd.Series(rows[name]), errors="coerce").fillna(0).astype(int) for name in sizes}
-        return np.concatenate([np.eye(size + 1)[codes[name]] for name, size in sizes.items()], axis=1)
-
-    label_N, test = np.array(case.classes)[case.split.y], join_indicators(code(case.split.test))
-    values = {name: list(map(str, range(1, size + 1))) for name, size in sizes.items()} | {"y": case.classes}
+    values = {name: list(map(str, range(size))) for name, size in sizes.items()} | {"y": case.classes}
     columns = {name: {"type": "category", "values": each} for name, each in values.items()}
-    details: dict[str, tuple[Any, ...]] = {
-        "histogram": ("--label", "y", "--classes", *case.classes, "--questions", QUESTIONS),
-        **{f"marginals of order {order}": ("--schema", "schema.yaml", "--order", order) for order in (1, 2)},
-    }
+    details: dict[str, Any] = {"histogram": ("--label", "y", "--classes", *case.classes, "--questions", QUESTIONS)}
+    details |= {f"marginals of order {order}": ("--schema", "schema.yaml", "--order", order) for order in (1, 2)}
     for name, words in details.items():
-        kind, is_table = name.split()[0], name != "histogram"
-        tables = [(code if is_table else make_rows)(case.split.x[part]) | {"y": label_N[part]} for part in parts]
-        with Consortium.open(tables, case.public, case.split.classes, work, False) as sites:
+        make_table = make_rows if name == "histogram" else code
+        tables = [make_table(case.split.x[part]) | {"y": label_N[part]} for part in parts]
+        with open_sites(tables, case, work) as sites:
             (sites.folder / "schema.yaml").write_text(json.dumps({"target": "y", "columns": columns}))
             for slot, epsilon in enumerate(EPSILONS):
-                row, release = (
-                    sites.exchange(slot, kind, epsilon, *words, public=not is_table),
-                    sites.folder / f"release-{slot}",
-                )
-                if is_table:
-                    rows = pd.read_csv(release / "synthetic.csv", dtype=str)
-                    student = LogisticRegression(max_iter=300).fit(join_indicators(rows), rows["y"])
-                    accuracy = float((student.predict(test) == np.array(case.classes)[case.split.truth]).mean())
-                else:
+                row = sites.exchange(slot, name.split()[0], epsilon, *words, public=name == "histogram")
+                release = sites.folder / f"release-{slot}"
+                if name == "histogram":
                     accuracy = case.score_release(release)
+                else:
+                    rows = pd.read_csv(release / "synthetic.csv", dtype=str)
+                    x = pd.get_dummies(pd.concat([rows[list(sizes)], pd.DataFrame(code(case.split.test))]))
+                    student = LogisticRegression(max_iter=300).fit(x[: len(rows)], rows["y"])
+                    right_T = student.predict(x[len(rows) :]) == np.array(case.classes)[case.split.truth]
+                    accuracy = float(right_T.mean())
                 yield row | {"kind": name, "epsilon": epsilon, "accuracy": accuracy}
-
-
-# ---- DP-FedAvg -------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def find_multiplier(epsilon: float, steps: int, rate: float) -> float:
-    if rate == 1:
-        return math.sqrt(steps) / gdp.compute_mu(epsilon, DELTA)
-    return calibration.calibrate_sampled_gaussian(rate, steps, epsilon=epsilon, delta=DELTA)
-
-
-def train_locally(
-    weight_CD: Tensor,
-    z_ND: Tensor,
-    y_N: Tensor,
-    noise: float,
-    *,
-    steps: int,
-    rate: float,
-    learning_rate: float,
-    clip: float,
-) -> Tensor:
-    """Take steps of DP-SGD by Opacus from these weights at one site, with Poisson samples."""
-    linear = nn.Linear(z_ND.shape[1], len(weight_CD), bias=False)
-    linear.weight.data.copy_(weight_CD)
-    model, batch = GradSampleModule(linear), max(1, round(rate * len(y_N)))
-    sgd, draw = torch.optim.SGD(model.parameters(), lr=learning_rate), torch.Generator().manual_seed(torch.seed())
-    optimizer = DPOptimizer(sgd, noise_multiplier=noise, max_grad_norm=clip, expected_batch_size=batch)
-    for _ in range(steps):
-        chosen = (torch.rand(len(y_N), generator=draw) < rate).nonzero().squeeze(1)
-        if not len(chosen):  # Opacus takes no empty batch, so this is the noise of its step
-            linear.weight.data -= learning_rate * noise * clip / batch * torch.randn(weight_CD.shape)
-            continue
-        optimizer.zero_grad()
-        F.cross_entropy(model(z_ND[chosen]), y_N[chosen]).backward()
-        optimizer.step()
-    return linear.weight.data.clone()
-
-
-def run_fedavg(
-    case: Case, parts: list[np.ndarray], epsilon: float, *, rounds: int, flower: bool = False, **local: Any
-) -> float:
-    """Average the weights of the sites in each round, by their true numbers of records (a favor to this baseline)."""
-    noise = find_multiplier(epsilon, rounds * local["steps"], local["rate"])
-    sites = [(case.z_ND[part].float(), torch.from_numpy(case.split.y[part])) for part in parts]
-    weight_CD = torch.zeros(case.split.classes, case.z_ND.shape[1])
-    if flower:
-        return case.score(
-            average_by_flower(sites, weight_CD, rounds, functools.partial(train_locally, noise=noise, **local)).T
-        )
-    for _ in range(rounds):
-        found = [len(y_N) * train_locally(weight_CD, z_ND, y_N, noise, **local) for z_ND, y_N in sites]
-        weight_CD = torch.stack(found).sum(0) / sum(map(len, parts))
-    return case.score(weight_CD.T)
-
-
-def average_by_flower(
-    sites: list[tuple[Tensor, Tensor]], weight_CD: Tensor, rounds: int, train: Callable[..., Tensor]
-) -> Tensor:
-    """Run FedAvg by Flower, with a client for each site in its simulation engine."""
-    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
-    from flwr.serverapp.strategy import FedAvg
-    from flwr.simulation import run_simulation
-
-    client, server, final = ClientApp(), ServerApp(), []
-
-    def answer(message: Message, context: Context) -> Message:
-        z_ND, y_N = sites[int(context.node_config["partition-id"])]
-        trained_CD = train(message.content["arrays"].to_torch_state_dict()["weight"], z_ND, y_N)
-        metrics = MetricRecord({"num-examples": len(y_N)})
-        return Message(
-            RecordDict({"arrays": ArrayRecord({"weight": trained_CD}), "metrics": metrics}), reply_to=message
-        )
-
-    def serve(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=NUM_SITES)
-        start = ArrayRecord({"weight": weight_CD})
-        final.append(strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds).arrays.to_torch_state_dict())
-
-    client.train()(answer)
-    server.main()(serve)
-    resources = {"client_resources": {"num_cpus": os.cpu_count(), "num_gpus": 0.0}}
-    run_simulation(server, client, num_supernodes=NUM_SITES, backend_config=resources)
-    return final[0]["weight"]
 
 
 def choose_setting(stand_in: str, options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     """Choose the setting of DP-FedAvg that is best on the stand-in in both dealings, each tried once."""
-    every, case = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())], None
+    every, case = (
+        [dict(zip(fedavg.GRID, values, strict=True)) for values in itertools.product(*fedavg.GRID.values())],
+        None,
+    )
     means = {}
     for place in sorted(np.random.default_rng(20).permutation(len(every))[:TRIALS].tolist()):
         for dealing in DEALINGS:
             key = {"stand_in": stand_in, "dealing": dealing, "setting": every[place]}
             if not rows.find(key):
                 case = case or Case.load(stand_in, 0, options)
-                rows.add(key, accuracy=run_fedavg(case, deal(case.split.y, dealing, 0), EPSILONS[0], **every[place]))
+                rows.add(key, accuracy=case.run_fedavg(deal(case.split.y, dealing, 0), 0.5, every[place]))
         means[place] = np.mean([row["accuracy"] for row in rows.find({"stand_in": stand_in, "setting": every[place]})])
     return every[max(means, key=lambda place: means[place])]
 
@@ -412,11 +315,10 @@ def measure_false_sums(case: Case, part: np.ndarray) -> dict[str, float]:
 def measure_false_counts(case: Case, part: np.ndarray) -> dict[str, float]:
     """Compute the accuracy at epsilon .5 of a histogram of which one site sends false counts."""
     kind, sigma = training.make_cell_counts(case.public, "y", case.classes, QUESTIONS), SITES_FACTOR * SIGMAS[0.5]
-    cell_N = (case.private_ND @ kind.query_QD.T).argmax(1).numpy()
-    total, own, test = np.zeros(kind.shape), np.zeros(kind.shape), make_rows(case.split.test)
+    cell_N, x_TD = (case.private_ND @ kind.query_QD.T).argmax(1).numpy(), torch.from_numpy(case.split.test).float()
+    total, own, is_first_C = np.zeros(kind.shape), np.zeros(kind.shape), np.arange(case.split.classes) == 0
     np.add.at(total, (cell_N, case.split.y), 1)
     np.add.at(own, (cell_N[part], case.split.y[part]), 1)
-    is_first_C = np.arange(case.split.classes) == 0
     sent = {
         "an honest site": own,
         "nothing": 0 * own,
@@ -427,8 +329,7 @@ def measure_false_counts(case: Case, part: np.ndarray) -> dict[str, float]:
     accuracy = {"share": len(part) / len(case.split.y)}
     for name, table in sent.items():
         noisy = [NoisySum(0, kind, add_noise(total - own + table, sigma), sigma) for _ in range(3)]
-        students = [training.train_student(each, case.public) for each in noisy]
-        labels = [student.predict(torch.from_numpy(kind.spec.schema.encode(test))).numpy() for student in students]
+        labels = [training.train_student(each, case.public).predict(x_TD).numpy() for each in noisy]
         accuracy[name] = float(np.mean([label_T == case.split.truth for label_T in labels]))
     return accuracy
 
@@ -468,68 +369,58 @@ class Rows:
 
 def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -> None:
     """Measure all methods on one split of a data set."""
-    case = Case.load(name, seed, options)
+    case, own = Case.load(name, seed, options), {"data": name, "seed": seed}
     total_DC, even = case.sum_classes(), deal(case.split.y, "even", seed)
 
-    def fill(method: str, measure: Callable[[], Any], epsilon: float = 0.5, dealing: str = "any") -> None:
-        key = {"data": name, "seed": seed, "method": method, "dealing": dealing, "epsilon": epsilon}
+    def fill(method: str, measure: Callable[[], Any], epsilon: float | None = 0.5, dealing: str = "any") -> None:
+        """Add the rows of a method that are not there: one accuracy, figures, or rows with an epsilon each."""
+        key = own | {"method": method, "dealing": dealing} | ({} if epsilon is None else {"epsilon": epsilon})
         if method in options.methods and not rows.find(key):
             began, found = time.process_time(), measure()
-            figures = found if isinstance(found, dict) else {"accuracy": found}
-            rows.add(key, **figures, seconds=time.process_time() - began)
-
-    def fill_all(method: str, run: Callable[[], Iterator[dict[str, Any]]], dealing: str) -> None:
-        key = {"data": name, "seed": seed, "method": method, "dealing": dealing}
-        if method in options.methods and not rows.find(key):
-            for row in list(run()):
-                rows.add(key, **row)
+            found = {"accuracy": found} if isinstance(found, float) else found
+            for row in [found] if isinstance(found, dict) else list(found):
+                rows.add(key, **row, seconds=time.process_time() - began)
 
     fill("no noise", lambda: case.measure(total_DC, 1e-6, draws=1))
     fill("masks", lambda: measure_masks(total_DC.size))
     fill("false counts", lambda: measure_false_counts(case, even[0]), dealing="even")
     if name == "a9a":
-        fill_all("kinds", lambda: run_kinds(case, even, options.work), "even")
+        fill("kinds", lambda: run_kinds(case, even, options.work), None, "even")
     for epsilon, sigma in SIGMAS.items():
         for method, factor in (("one curator", 1), ("same noise", SITES_FACTOR), ("own noise", math.sqrt(NUM_SITES))):
             fill(method, functools.partial(case.measure, total_DC, factor * sigma), epsilon)
     for dealing in DEALINGS:
         parts = deal(case.split.y, dealing, seed)
-        fill_all("sites", functools.partial(run_sites, case, parts, options.work, False), dealing)
-        fill_all("sites, commands", functools.partial(run_sites, case, parts, options.work, True), dealing)
+        fill("sites", functools.partial(run_sites, case, parts, options.work, False), None, dealing)
+        fill("sites, commands", functools.partial(run_sites, case, parts, options.work, True), None, dealing)
         fill("false sums", functools.partial(measure_false_sums, case, parts[0]), dealing=dealing)
         for epsilon, sigma in SIGMAS.items():
-            alone = [functools.partial(case.measure, case.sum_classes(part), sigma, draws=4) for part in parts]
+            alone = [functools.partial(case.measure, case.sum_classes(part), sigma, 4) for part in parts]
             fill("one site alone", lambda alone=alone: float(np.mean([run() for run in alone])), epsilon, dealing)
-            for method in ("DP-FedAvg", "DP-FedAvg, Flower"):
-                if method in options.methods:
-                    setting = choose_setting(SETS[name], options, rows) | {"flower": "Flower" in method}
-                    fill(method, functools.partial(run_fedavg, case, parts, epsilon, **setting), epsilon, dealing)
+            for method in {"DP-FedAvg", "DP-FedAvg, Flower"} & set(options.methods):
+                setting = choose_setting(SETS[name], options, rows)
+                run = functools.partial(case.run_fedavg, parts, epsilon, setting, "Flower" in method)
+                fill(method, run, epsilon, dealing)
 
 
 def print_tables(rows: pd.DataFrame) -> None:
     """Print accuracies in % (means and standard errors over seeds), false numbers, bytes and seconds."""
-    rows = rows[rows["data"].notna()]
 
     def show(part: pd.DataFrame, keys: list[str], columns: Sequence[str]) -> None:
-        grouped = part.groupby(keys, sort=False)[list(columns)]
-        print((100 * grouped.mean()).round(1).astype(str) + " ± " + (100 * grouped.sem()).round(1).astype(str), "\n")
+        grouped = 100 * part.groupby(keys, sort=False)[list(columns)].agg(["mean", "sem", "count"])
+        print(grouped.round(2).to_string(), "\n")
 
-    pd.set_option("display.width", 250, "display.max_rows", 500, "display.max_columns", 50, "display.max_colwidth", 50)
-    show(rows[rows.accuracy.notna() & rows.kind.isna()], ["epsilon", "data", "dealing", "method"], ["accuracy"])
+    rows = rows[rows["data"].notna()]
+    show(rows[rows.accuracy.notna() & rows.kind.isna()], ["data", "epsilon", "dealing", "method"], ["accuracy"])
     show(rows[rows.kind.notna()], ["epsilon", "kind"], ["accuracy"])
-    for method in ("false sums", "false counts"):
-        part = rows[rows.method == method].dropna(axis=1)
-        show(
-            part,
-            ["dealing", "data"],
-            [name for name in part if part[name].dtype == float and name not in ("epsilon", "seconds")],
-        )
-    for (method, name), part in rows[rows.bytes.notna()].groupby(["method", "data"]):
-        print(
-            method, name, pd.DataFrame(part.bytes.tolist()).max().to_dict(), f"{part.wall.median():.1f} s an exchange"
-        )
-        if method != "kinds":
-            print(pd.DataFrame(part.processor_time.tolist()).median().round(2).to_dict())
+    for _, part in rows[rows.method.str.startswith("false")].groupby("method"):
+        sent = part.dropna(axis=1).drop(columns=["epsilon", "seconds", "seed"]).select_dtypes("number")
+        show(part, ["dealing", "data"], list(sent))
+    for key, part in rows[rows.bytes.notna()].groupby(["method", "data", rows.kind.fillna("")]):
+        figures = [
+            part[name].dropna().apply(pd.Series).median().round(2).to_dict() for name in ("bytes", "processor_time")
+        ]
+        print(*key, *figures, f"wall {part.wall.median():.1f} s an exchange")
     print(rows[rows.method == "masks"].groupby("data").milliseconds.median())
 
 
