@@ -53,22 +53,22 @@ from pate_torch.accounting import gdp
 from pate_torch.api.released import ReleasedClassifier
 from pate_torch.cli.main import main as run_pate
 from pate_torch.features.contrastive import encode
+from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.methods.gradients import plan_descent
+from pate_torch.privacy.whitening import Whitening
 from pate_torch.sites import masks, training
 from pate_torch.sites.joiner import Joiner, NoisySum
 from pate_torch.sites.tables import ClassSums
 
 NUM_SITES, COLLUDING, DELTA, EPSILONS, DEALINGS = 10, 3, 1e-5, (0.5, 0.1), ("even", "skewed")
+Parts = list[np.ndarray]
 NAMES = [f"s{site}" for site in range(NUM_SITES)]
 MAX_RECORDS, DRAWS, TRIALS, QUESTIONS = 100_000, 20, 20, 100
-SETS = {
-    "mnist-learnt": "fashion-lite0",
-    "a9a": "spambase",
-    "ag_news-wordllama": "packages-wordllama",
-    "pneumonia-lite0": "fashion-lite0",
-}
+SETS = {"mnist-learnt": "fashion-lite0", "a9a": "spambase", "ag_news-wordllama": "packages-wordllama",
+        "pneumonia-lite0": "fashion-lite0"}  # fmt: skip
 """Data set -> stand-in on which the setting of DP-FedAvg is chosen."""
-METHODS = ("one curator", "same noise", "own noise", "no noise", "sites", "one site alone", "DP-FedAvg", "false sums",
-           "false counts", "masks", "kinds")  # fmt: skip
+METHODS = ("one curator", "same noise", "same noise, planned", "own noise", "no noise", "sites", "one site alone",
+           "DP-FedAvg", "false sums", "false counts", "masks", "kinds")  # fmt: skip
 SIGMAS = {epsilon: 1 / gdp.compute_mu(epsilon, DELTA) for epsilon in EPSILONS}
 """Noise of one curator, in lengths of one record's contribution."""
 SITES_FACTOR = math.sqrt(NUM_SITES / (NUM_SITES - COLLUDING))
@@ -112,6 +112,14 @@ class Case:
         y_N = torch.from_numpy((self.split.y if labels is None else labels)[rows])
         return (self.z_ND[rows].T @ F.one_hot(y_N, self.split.classes).double()).numpy()
 
+    def plan(self, sigma: float) -> Case:
+        """Choose the directions by the rule of ``method=gradients``, for the number of records to two digits."""
+        mechanism = GradientDescent(sigma=sigma, adjacency="add_remove", steps=1)
+        about, num_public = float(f"{len(self.split.y):.1e}"), len(self.public_PD)
+        dim = plan_descent(mechanism, about, num_public, num_classes=self.split.classes)[1]
+        kind = replace(self.kind, whitening=Whitening.from_features(self.public_PD, 0.1, dim))
+        return replace(self, kind=kind)
+
     def measure(self, sums_DC: np.ndarray, sigma: float, draws: int = DRAWS) -> float:
         """Compute the mean accuracy of the student of class sums over draws of the noise."""
         noisy = [NoisySum(0, self.kind, add_noise(sums_DC, sigma), sigma) for _ in range(draws)]
@@ -123,9 +131,7 @@ class Case:
         score_TC = self.kind.whitening.whiten_and_clip(self.test_TD).float() @ weight_DC
         return float((score_TC.argmax(1).numpy() == self.split.truth).mean())
 
-    def run_fedavg(
-        self, parts: list[np.ndarray], epsilon: float, setting: fedavg.Setting, flower: bool = False
-    ) -> float:
+    def run_fedavg(self, parts: Parts, epsilon: float, setting: fedavg.Setting, flower: bool = False) -> float:
         """Compute the accuracy of DP-FedAvg in the whitened features."""
         sites = [(self.z_ND[part].float(), torch.from_numpy(self.split.y[part])) for part in parts]
         start_CD = torch.zeros(self.split.classes, self.z_ND.shape[1])
@@ -146,7 +152,7 @@ def add_noise(table: np.ndarray, sigma: float) -> np.ndarray:
     return table + sigma * np.random.default_rng().normal(size=table.shape)
 
 
-def deal(y: np.ndarray, dealing: str, seed: int) -> list[np.ndarray]:
+def deal(y: np.ndarray, dealing: str, seed: int) -> Parts:
     """Deal records to the sites: evenly, or each class in proportions of Dirichlet(.3), with 10 records or more."""
     random = np.random.default_rng([seed, 13])
     if dealing == "even":
@@ -225,7 +231,7 @@ def open_sites(tables: Sequence[dict[str, Any]], case: Case, work: Path, starts:
         yield sites
 
 
-def run_sites(case: Case, parts: list[np.ndarray], work: Path, starts: bool) -> Iterator[dict[str, Any]]:
+def run_sites(case: Case, parts: Parts, work: Path, starts: bool) -> Iterator[dict[str, Any]]:
     """Make one exchange of class sums for each epsilon under one charter."""
     label_N = np.array(case.classes)[case.split.y]
     tables = [make_rows(case.split.x[part]) | {"y": pa.array(label_N[part])} for part in parts]
@@ -242,7 +248,7 @@ def run_sites(case: Case, parts: list[np.ndarray], work: Path, starts: bool) -> 
             yield row | {"epsilon": epsilon, "processor_time": seconds, "records": list(map(len, parts))}
 
 
-def run_kinds(case: Case, parts: list[np.ndarray], work: Path) -> Iterator[dict[str, Any]]:
+def run_kinds(case: Case, parts: Parts, work: Path) -> Iterator[dict[str, Any]]:
     """Make exchanges of a histogram, and of marginals of one and two columns with the class, on the columns of a9a."""
     sizes, label_N = synthesis.A9A, np.array(case.classes)[case.split.y]
 
@@ -373,34 +379,34 @@ def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -
     total_DC, even = case.sum_classes(), deal(case.split.y, "even", seed)
 
     def fill(method: str, measure: Callable[[], Any], epsilon: float | None = 0.5, dealing: str = "any") -> None:
-        """Add the rows of a method that are not there: one accuracy, figures, or rows with an epsilon each."""
+        """Add the rows of a method that are not there: one with an accuracy, or several with other figures."""
         key = own | {"method": method, "dealing": dealing} | ({} if epsilon is None else {"epsilon": epsilon})
         if method in options.methods and not rows.find(key):
-            began, found = time.process_time(), measure()
-            found = {"accuracy": found} if isinstance(found, float) else found
-            for row in [found] if isinstance(found, dict) else list(found):
-                rows.add(key, **row, seconds=time.process_time() - began)
+            found = measure()
+            for row in [{"accuracy": found}] if isinstance(found, float) else list(found):
+                rows.add(key, **row)
 
     fill("no noise", lambda: case.measure(total_DC, 1e-6, draws=1))
-    fill("masks", lambda: measure_masks(total_DC.size))
-    fill("false counts", lambda: measure_false_counts(case, even[0]), dealing="even")
+    fill("masks", lambda: [measure_masks(total_DC.size)])
+    fill("false counts", lambda: [measure_false_counts(case, even[0])], dealing="even")
     if name == "a9a":
         fill("kinds", lambda: run_kinds(case, even, options.work), None, "even")
     for epsilon, sigma in SIGMAS.items():
         for method, factor in (("one curator", 1), ("same noise", SITES_FACTOR), ("own noise", math.sqrt(NUM_SITES))):
             fill(method, functools.partial(case.measure, total_DC, factor * sigma), epsilon)
+        noise, planned = SITES_FACTOR * sigma, case.plan(SITES_FACTOR * sigma)
+        fill("same noise, planned", functools.partial(planned.measure, planned.sum_classes(), noise), epsilon)
     for dealing in DEALINGS:
         parts = deal(case.split.y, dealing, seed)
         fill("sites", functools.partial(run_sites, case, parts, options.work, False), None, dealing)
         fill("sites, commands", functools.partial(run_sites, case, parts, options.work, True), None, dealing)
-        fill("false sums", functools.partial(measure_false_sums, case, parts[0]), dealing=dealing)
+        fill("false sums", lambda parts=parts: [measure_false_sums(case, parts[0])], dealing=dealing)
         for epsilon, sigma in SIGMAS.items():
             alone = [functools.partial(case.measure, case.sum_classes(part), sigma, 4) for part in parts]
             fill("one site alone", lambda alone=alone: float(np.mean([run() for run in alone])), epsilon, dealing)
             for method in {"DP-FedAvg", "DP-FedAvg, Flower"} & set(options.methods):
-                setting = choose_setting(SETS[name], options, rows)
-                run = functools.partial(case.run_fedavg, parts, epsilon, setting, "Flower" in method)
-                fill(method, run, epsilon, dealing)
+                settings = choose_setting(SETS[name], options, rows), "Flower" in method
+                fill(method, functools.partial(case.run_fedavg, parts, epsilon, *settings), epsilon, dealing)
 
 
 def print_tables(rows: pd.DataFrame) -> None:
@@ -414,13 +420,12 @@ def print_tables(rows: pd.DataFrame) -> None:
     show(rows[rows.accuracy.notna() & rows.kind.isna()], ["data", "epsilon", "dealing", "method"], ["accuracy"])
     show(rows[rows.kind.notna()], ["epsilon", "kind"], ["accuracy"])
     for _, part in rows[rows.method.str.startswith("false")].groupby("method"):
-        sent = part.dropna(axis=1).drop(columns=["epsilon", "seconds", "seed"]).select_dtypes("number")
+        sent = part.dropna(axis=1).drop(columns=["epsilon", "seed"]).select_dtypes("number")
         show(part, ["dealing", "data"], list(sent))
     for key, part in rows[rows.bytes.notna()].groupby(["method", "data", rows.kind.fillna("")]):
-        figures = [
-            part[name].dropna().apply(pd.Series).median().round(2).to_dict() for name in ("bytes", "processor_time")
-        ]
-        print(*key, *figures, f"wall {part.wall.median():.1f} s an exchange")
+        for name in ("bytes", "processor_time"):
+            print(*key, name, part[name].dropna().apply(pd.Series).median().round(2).to_dict())
+        print(*key, f"wall time of an exchange: {part.wall.median():.1f} s")
     print(rows[rows.method == "masks"].groupby("data").milliseconds.median())
 
 
