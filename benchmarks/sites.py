@@ -282,11 +282,8 @@ def run_kinds(case: Case, parts: Parts, work: Path) -> Iterator[dict[str, Any]]:
 
 def choose_setting(stand_in: str, options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     """Choose the setting of DP-FedAvg that is best on the stand-in in both dealings, each tried once."""
-    every, case = (
-        [dict(zip(fedavg.GRID, values, strict=True)) for values in itertools.product(*fedavg.GRID.values())],
-        None,
-    )
-    means = {}
+    grid, means, case = fedavg.GRID, {}, None
+    every = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     for place in sorted(np.random.default_rng(20).permutation(len(every))[:TRIALS].tolist()):
         for dealing in DEALINGS:
             key = {"stand_in": stand_in, "dealing": dealing, "setting": every[place]}
@@ -345,10 +342,9 @@ def measure_masks(count: int) -> dict[str, float]:
     facts, seconds = {"charter": bytes(32), "round_digest": bytes(32), "ciphertext": bytes(32)}, []
     for _ in range(20):
         began = time.process_time()
-        pair_masks = {}
-        for peer in range(1, NUM_SITES):
-            key = masks.derive_mask_key(os.urandom(64), bits=64, count=count, places=(0, peer), **facts)
-            pair_masks[peer] = masks.expand_mask(key, 64, count)
+        secrets = {(0, peer): os.urandom(64) for peer in range(1, NUM_SITES)}
+        keys = [masks.derive_mask_key(z, bits=64, count=count, places=pair, **facts) for pair, z in secrets.items()]
+        pair_masks = {peer: masks.expand_mask(key, 64, count) for peer, key in enumerate(keys, 1)}
         masks.apply_masks(np.zeros(count, dtype=np.int64), pair_masks, 0, 64)
         seconds.append(time.process_time() - began)
     return {"milliseconds": 1000 * float(np.median(seconds))}
