@@ -82,7 +82,8 @@ def average_by_flower(sites: list[Site], weight_CD: Tensor, noise: float, settin
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     def serve(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(sites))
+        least = {"min_train_nodes": len(sites), "min_available_nodes": len(sites)}
+        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, **least)
         start = {"initial_arrays": ArrayRecord({"weight": weight_CD}), "num_rounds": setting["rounds"]}
         final.append(strategy.start(grid=grid, **start).arrays.to_torch_state_dict()["weight"])
 
