@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +126,10 @@ class Case:
         models = [training.fit_class_sums(each, self.kind, self.public_PD).weight_DC for each in noisy]
         return float(np.mean([self.score(weight_DC) for weight_DC in models]))
 
+    def measure_alone(self, parts: Parts, sigma: float) -> float:
+        """Compute the mean accuracy of the sites that each train by themselves."""
+        return float(np.mean([self.measure(self.sum_classes(part), sigma, draws=4) for part in parts]))
+
     def score(self, weight_DC: Tensor) -> float:
         """Compute the accuracy of a linear model on the test points."""
         score_TC = self.kind.whitening.whiten_and_clip(self.test_TD).float() @ weight_DC
@@ -175,7 +179,7 @@ class Sites:
 
     folder: Path
     starts_interpreters: bool
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def run(self, *command: Any, home: str = "none") -> None:
         """Run a command in a process of its own, with a store of its own."""
@@ -190,8 +194,8 @@ class Sites:
 
         if self.starts_interpreters:
             code = f"import sys; from pate_torch.cli.main import main; sys.exit(main({words!r}))"
-            options = {"cwd": self.folder, "env": os.environ | environment, "stdout": subprocess.DEVNULL}
-            subprocess.run([sys.executable, "-c", code], check=True, **options)
+            command, env = (sys.executable, "-c", code), os.environ | environment
+            subprocess.run(command, cwd=self.folder, env=env, stdout=subprocess.DEVNULL, check=True)
         else:
             fork = multiprocessing.get_context("fork").Process(target=work)
             fork.start()
@@ -398,8 +402,7 @@ def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -
         fill("sites, commands", functools.partial(run_sites, case, parts, options.work, True), None, dealing)
         fill("false sums", lambda parts=parts: [measure_false_sums(case, parts[0])], dealing=dealing)
         for epsilon, sigma in SIGMAS.items():
-            alone = [functools.partial(case.measure, case.sum_classes(part), sigma, 4) for part in parts]
-            fill("one site alone", lambda alone=alone: float(np.mean([run() for run in alone])), epsilon, dealing)
+            fill("one site alone", functools.partial(case.measure_alone, parts, sigma), epsilon, dealing)
             for method in {"DP-FedAvg", "DP-FedAvg, Flower"} & set(options.methods):
                 settings = choose_setting(SETS[name], options, rows), "Flower" in method
                 fill(method, functools.partial(case.run_fedavg, parts, epsilon, *settings), epsilon, dealing)
