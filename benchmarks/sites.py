@@ -64,8 +64,8 @@ NUM_SITES, COLLUDING, DELTA, EPSILONS, DEALINGS = 10, 3, 1e-5, (0.5, 0.1), ("eve
 Parts = list[np.ndarray]
 NAMES = [f"s{site}" for site in range(NUM_SITES)]
 MAX_RECORDS, DRAWS, TRIALS, QUESTIONS = 100_000, 20, 20, 100
-PACKAGES = "packages-wordllama"
-SETS = {"mnist-learnt": PACKAGES, "a9a": "spambase", "ag_news-wordllama": PACKAGES, "pneumonia-lite0": PACKAGES}
+SETS = {"mnist-pixels": "spambase", "a9a": "spambase", **dict.fromkeys(("mnist-learnt", "ag_news-wordllama",
+        "pneumonia-lite0"), "packages-wordllama")}  # fmt: skip
 """Data set -> stand-in on which the setting of DP-FedAvg is chosen: one for features, one for columns."""
 METHODS = ("one curator", "same noise", "same noise, planned", "own noise", "no noise", "sites", "one site alone",
            "DP-FedAvg", "false sums", "false counts", "masks", "kinds")  # fmt: skip
@@ -145,6 +145,11 @@ class Case:
         """Compute the accuracy of a published student."""
         predicted = ReleasedClassifier.load(release).predict(make_rows(self.split.test))
         return float((np.asarray(predicted) == np.array(self.classes)[self.split.truth]).mean())
+
+
+def load_pixels(*folders: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    x, y, others, truth = data.SOURCES["mnist-learnt"].load(*folders)
+    return x.reshape(len(x), -1) / 255, y, others.reshape(len(others), -1) / 255, truth
 
 
 def make_rows(x: np.ndarray) -> dict[str, Any]:
@@ -383,12 +388,13 @@ def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -
         key = own | {"method": method, "dealing": dealing} | ({} if epsilon is None else {"epsilon": epsilon})
         if method in options.methods and not rows.find(key):
             found = measure()
-            for row in [{"accuracy": found}] if isinstance(found, float) else list(found):
+            found = {"accuracy": found} if isinstance(found, float) else found
+            for row in [found] if isinstance(found, dict) else list(found):
                 rows.add(key, **row)
 
     fill("no noise", lambda: case.measure(total_DC, 1e-6, draws=1))
-    fill("masks", lambda: [measure_masks(total_DC.size)])
-    fill("false counts", lambda: [measure_false_counts(case, even[0])], dealing="even")
+    fill("masks", lambda: measure_masks(total_DC.size))
+    fill("false counts", lambda: measure_false_counts(case, even[0]), dealing="even")
     if name == "a9a":
         fill("kinds", lambda: run_kinds(case, even, options.work), None, "even")
     for epsilon, sigma in SIGMAS.items():
@@ -400,7 +406,7 @@ def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -
         parts = deal(case.split.y, dealing, seed)
         fill("sites", functools.partial(run_sites, case, parts, options.work, False), None, dealing)
         fill("sites, commands", functools.partial(run_sites, case, parts, options.work, True), None, dealing)
-        fill("false sums", lambda parts=parts: [measure_false_sums(case, parts[0])], dealing=dealing)
+        fill("false sums", functools.partial(measure_false_sums, case, parts[0]), dealing=dealing)
         for epsilon, sigma in SIGMAS.items():
             fill("one site alone", functools.partial(case.measure_alone, parts, sigma), epsilon, dealing)
             for method in {"DP-FedAvg", "DP-FedAvg, Flower"} & set(options.methods):
@@ -424,7 +430,6 @@ def print_tables(rows: pd.DataFrame) -> None:
     for key, part in rows[rows.bytes.notna()].groupby(["method", "data", rows.kind.fillna("")]):
         for name in ("bytes", "processor_time"):
             print(*key, name, part[name].dropna().apply(pd.Series).median().round(2).to_dict())
-        print(*key, f"wall time of an exchange: {part.wall.median():.1f} s")
     print(rows[rows.method == "masks"].groupby("data").milliseconds.median())
 
 
@@ -444,6 +449,7 @@ def main() -> None:
         return print_tables(pd.read_json(options.rows, lines=True))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    data.SOURCES["mnist-pixels"] = data.Source(load_pixels)
     for seed, name in itertools.product(options.seeds, options.sets):
         measure_set(name, seed, options, Rows(options.rows))
 
