@@ -90,7 +90,7 @@ class Case:
 
     @classmethod
     def load(cls, name: str, seed: int, options: argparse.Namespace) -> Case:
-        split = data.task(name, options.data, options.fashion, options.cache).split(0 if "learnt" in name else seed)
+        split = data.task(name, options.data, options.data, options.cache).split(0 if "learnt" in name else seed)
         public = make_rows(split.public)
         kind = training.make_class_sums(public, "y", [f"c{label}" for label in range(split.classes)])
         assert kind.spec.input_shape == split.x.shape[1:], "a column is not numeric"
@@ -281,7 +281,8 @@ def run_kinds(case: Case, parts: Parts, work: Path) -> Iterator[dict[str, Any]]:
                 if name == "histogram":
                     accuracy = case.score_release(release)
                 else:
-                    rows = pd.read_csv(release / "synthetic.csv", dtype=str)
+                    rows = pd.read_csv(release / "synthetic.csv", dtype=str, keep_default_na=False)
+                    rows = rows[rows["y"].isin(case.classes)]
                     x = pd.get_dummies(pd.concat([rows[list(sizes)], pd.DataFrame(code(case.split.test))]))
                     student = LogisticRegression(max_iter=300).fit(x[: len(rows)], rows["y"])
                     right_T = student.predict(x[len(rows) :]) == np.array(case.classes)[case.split.truth]
@@ -301,9 +302,6 @@ def choose_setting(stand_in: str, options: argparse.Namespace, rows: Rows) -> di
                 rows.add(key, accuracy=case.run_fedavg(deal(case.split.y, dealing, 0), 0.5, every[place]))
         means[place] = np.mean([row["accuracy"] for row in rows.find({"stand_in": stand_in, "setting": every[place]})])
     return every[max(means, key=lambda place: means[place])]
-
-
-# ---- a site that sends false numbers ---------------------------------------------------------------------------------
 
 
 def measure_false_sums(case: Case, part: np.ndarray) -> dict[str, float]:
@@ -357,9 +355,6 @@ def measure_masks(count: int) -> dict[str, float]:
         masks.apply_masks(np.zeros(count, dtype=np.int64), pair_masks, 0, 64)
         seconds.append(time.process_time() - began)
     return {"milliseconds": 1000 * float(np.median(seconds))}
-
-
-# ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -436,7 +431,6 @@ def print_tables(rows: pd.DataFrame) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
-    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--work", type=Path, help="folder for the folders of the sites")
     parser.add_argument("--rows", type=Path, required=True)
