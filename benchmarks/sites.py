@@ -411,8 +411,8 @@ def print_tables(rows: pd.DataFrame) -> None:
     """Print accuracies in % (means and standard errors over seeds), false numbers, bytes and seconds."""
 
     def show(part: pd.DataFrame, keys: list[str], columns: Sequence[str]) -> None:
-        grouped = 100 * part.groupby(keys, sort=False)[list(columns)].agg(["mean", "sem", "count"])
-        print(grouped.round(2).to_string(), "\n")
+        grouped = part.assign(**100 * part[list(columns)]).groupby(keys, sort=False)[list(columns)]
+        print(grouped.agg(["mean", "sem", "count"]).round(2).to_string(), "\n")
 
     rows = rows[rows["data"].notna()]
     show(rows[rows.accuracy.notna() & rows.kind.isna()], ["data", "epsilon", "dealing", "method"], ["accuracy"])
@@ -422,7 +422,7 @@ def print_tables(rows: pd.DataFrame) -> None:
         show(part, ["dealing", "data"], list(sent))
     for key, part in rows[rows.bytes.notna()].groupby(["method", "data", rows.kind.fillna("")]):
         for name in ("bytes", "processor_time"):
-            print(*key, name, part[name].dropna().apply(pd.Series).median().round(2).to_dict())
+            print(*key, name, pd.DataFrame(part[name].dropna().tolist()).median().round(2).to_dict())
     print(rows[rows.method == "masks"].groupby("data").milliseconds.median())
 
 
