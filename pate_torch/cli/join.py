@@ -80,7 +80,7 @@ def _charter(parsed: argparse.Namespace) -> None:
     )
     raw = _open_joiner(parsed).create_charter(_read_all(parsed.files), terms)
     _write(parsed.out, raw)
-    print(f"Fingerprint: {read_charter(raw).format_fingerprint()}")
+    print(f"The sites compare these words, without you: {read_charter(raw).format_fingerprint()}")
 
 
 def _keys(parsed: argparse.Namespace) -> None:
