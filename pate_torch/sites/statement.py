@@ -19,9 +19,11 @@ RECORD_FORMAT = "pate_torch.sites/1"
 def write_statement(joiner: Joiner, slot: int, release: Path) -> str:
     """Write the statement, and the files that prove its numbers, into the folder of a release; return the statement.
 
-    The files are the charter, the round file, the public file and the sum file, all of which may be published.
+    The files are the charter, the round files, the public file and the sum files, all of which may be published.
     """
-    names = ("charter.json", f"round-{slot}.json", f"round-{slot}.public", f"sum-{slot}.json")
+    slots = joiner.list_slots(slot)
+    rounds, sums = ([f"{name}-{other}.json" for other in slots] for name in ("round", "sum"))
+    names = ["charter.json", f"round-{slots[0]}.public", *rounds, *(n for n in sums if (joiner.folder / n).exists())]
     for name in names:
         write_atomically(release / name, (joiner.folder / name).read_bytes())
     charter, guarantees, total = joiner.charter, joiner.compute_guarantees(slot), joiner.compute_total()

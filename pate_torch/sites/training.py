@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
 from pate_torch.sites.joiner import NoisySum
-from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
+from pate_torch.sites.tables import CellCounts, ClassSums, Descent, MarginalCounts
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.linear import Logistic, ReleasedModel
@@ -109,7 +110,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     assert isinstance(kind, ClassSums | CellCounts) and kind.spec.schema is not None
     columns = {name: cells for name, cells in public.items() if name != kind.label}
     x_PD = torch.from_numpy(kind.spec.schema.encode(columns, unknown="zeros", missing="nan"))
-    feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
+    feature_PD, pool = encode_public(kind, public), PublicPool(x_PD)
     empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
     release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
     if isinstance(kind, CellCounts):
@@ -126,7 +127,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
             cell_RP=cell_P[None],
         )
         return Logistic().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
-    model = fit_class_sums(noisy, kind, feature_PD)
+    model = fit_descent(noisy, public) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)
     score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
     release = Release(
         release.id,
@@ -141,8 +142,41 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     return ReleasedModel().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
 
 
+def encode_public(kind: ClassSums | CellCounts, public: Mapping[str, Any]) -> Tensor:
+    """Encode PUBLIC rows as the features in which a table counts, [P, D]."""
+    assert kind.spec.schema is not None
+    columns = {name: cells for name, cells in public.items() if name != kind.label}
+    x_PD = torch.from_numpy(kind.spec.schema.encode(columns, unknown="zeros", missing="nan"))
+    return encode(nn.Flatten(), x_PD, kind.spec)
+
+
+def take_step(noisy: NoisySum, public: Mapping[str, Any]) -> Descent:
+    """Take a step of gradient descent, and return what the next round asks for."""
+    kind = noisy.kind
+    assert isinstance(kind, Descent)
+    gradient_DC = torch.from_numpy(noisy.numbers) / kind.clip_norm
+    if kind.weight_DC is not None:
+        return replace(kind, weight_DC=kind.weight_DC + kind.step_length * gradient_DC)
+    sums = replace(noisy, numbers=gradient_DC.numpy(), sigma=noisy.sigma / kind.clip_norm)
+    weight_DC, step_length = _take_first_step(sums, kind, encode_public(kind, public))
+    return replace(kind, weight_DC=weight_DC, step_length=step_length)
+
+
+def fit_descent(noisy: NoisySum, public: Mapping[str, Any]) -> LinearModel:
+    """Make the model of the weights after the step of this sum."""
+    kind = take_step(noisy, public)
+    assert kind.weight_DC is not None
+    return LinearModel(kind.weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
+
+
 def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:
-    """Take the first step of gradient descent from noisy class sums.
+    """Make the model of the weights after the first step of gradient descent from noisy class sums."""
+    weight_DC, _ = _take_first_step(noisy, kind, feature_PD)
+    return LinearModel(weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
+
+
+def _take_first_step(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> tuple[Tensor, float]:
+    """Take the first step of gradient descent from noisy class sums, and return the weights and the step's length.
 
     The last row of the sums, of the constant feature, estimates the number of records of each class, because the mean
     of this feature among the public points is known. It sets the step size.
@@ -157,9 +191,10 @@ def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> Line
     log_frequency_C = frequency_C.log()
     start_C = (1 - balance) * (log_frequency_C - log_frequency_C.mean())
     gradient_DC = sums_DC - sums_DC.sum(1, keepdim=True) * start_C.softmax(0)
-    weight_DC = mechanism.first_step_size * whitening.radius / size * gradient_DC
+    step_length = mechanism.first_step_size * whitening.radius / size
+    weight_DC = step_length * gradient_DC
     weight_DC[-1] += whitening.radius * start_C
-    return LinearModel(weight_DC.float(), torch.zeros(num_classes), whitening)
+    return weight_DC, step_length
 
 
 def fit_table(noisy: NoisySum, seed: int = 0, num_components: int = 200, steps: int = 300) -> TableModel:

@@ -116,6 +116,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
     assert "L2" in faults(case, times=4)
 
 
+@pytest.mark.slow(reason="all neighbors of a run, twice")
 @pytest.mark.parametrize("partition", ["add_remove", "replace_one"])
 def test_gradients_with_discrete_noise_are_reached_and_priced(monkeypatch, partition):
     case = GRADIENTS | {"partition": partition, "noise": "discrete"}

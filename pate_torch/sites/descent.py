@@ -1,0 +1,48 @@
+"""Descent over several rounds: the joiner asks for one step after another, and every site charges each round.
+
+The noise of all steps is fixed before the first round. The steps themselves are post-processing of the noisy sums: the
+length of all steps follows from the sum of the first round, and the weights of a round from the sum of the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pate_torch.core import checks
+from pate_torch.sites.joiner import Joiner
+from pate_torch.sites.tables import Descent
+from pate_torch.sites.training import take_step
+
+
+def ask_step(
+    joiner: Joiner, kind: Descent, epsilon: float, public: Mapping[str, Any], *, again: bool = False
+) -> tuple[int, bytes, bytes]:
+    """Ask for the first step, or for the next step of the newest descent if it has the same settings.
+
+    Args:
+        joiner: The joiner.
+        kind: Settings of the descent. A descent that has begun keeps its own public file.
+        epsilon: Largest price of all steps together.
+        public: PUBLIC rows, {column: cells}.
+        again: Whether to ask for the newest step in a new slot because its sum is missing. Every site charges it again.
+
+    Returns:
+        Slot, round file and public file.
+    """
+    newest = joiner.load_newest_kind(kind.name)
+    if newest is None or not isinstance(newest[1], Descent) or newest[1].settings != kind.settings:
+        return joiner.ask(kind, epsilon)
+    slot, current = newest
+    assert isinstance(current, Descent)
+    slots, sums = joiner.list_slots(slot), joiner.list_sums()
+    if slot not in sums and not again:
+        fix = "Run `pate join sum`, or add --again: a new slot, which every site charges in full."
+        raise checks.error("round", slot, "has no sum, which the next step needs", fix)
+    finished = [other for other in slots if other in sums]
+    if len(finished) >= kind.steps:
+        problem = f"were all taken ({kind.steps})"
+        raise checks.error("steps", kind.steps, problem, "Run `pate join train`; for another descent change a setting.")
+    if finished:
+        current = take_step(joiner.load_sum(finished[-1]), public)
+    return joiner.ask(current, epsilon, slots[0])
