@@ -1,8 +1,10 @@
-"""``pate join``: collect and add up the answers of sites that do not trust each other, and train from the noisy sum.
+r"""``pate join``: collect and add up the answers of sites that do not trust each other, and train from the noisy sum.
 
     pate join charter *.key --colluding 3 --classes 2 --max-records 100000 --out charter.json
     pate join keys    *.confirmed --out keys.json
     pate join ask     class_sums --epsilon 0.5 --public public.csv --label y --classes no yes     # round-0.json
+    pate join ask     class_sums --epsilon 0.5 --public scans/ --label y --classes no yes \
+                      --encoder network=torchvision:resnet18 weights=resnet18.pth license=BSD-3-Clause
     pate join ask     marginals --epsilon 0.5 --schema schema.yaml
     pate join ask     gradients --epsilon 0.5 --steps 8 --public public.csv ...   # the same again after each sum
     pate join sum     *.answer-0.pate                                                             # sum-0.json
@@ -15,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pate_torch.cli.site import run_or_refuse
+from pate_torch.cli.site import add_encoder_options, get_encoder_files, run_or_refuse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,8 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ask.add_argument("--again", action="store_true", help="ask for a step whose round failed, at the full price")
     total.add_argument("files", type=Path, nargs="+", help="answer of each site")
     for each in (ask, train):
-        each.add_argument("--public", type=Path, help="CSV or Parquet file of public rows")
+        each.add_argument("--public", type=Path, help="public rows (CSV, Parquet), or images (folder, .npy, .npz)")
         each.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
+    ask.add_argument("--text", metavar="COLUMN", help="column of the texts, if points are texts")
+    ask.add_argument("--encoder", nargs="+", metavar="KEY=VALUE", help="settings of features.encoder.Encoder")
+    add_encoder_options(train)
     train.add_argument("--out", type=Path, required=True, help="new folder for everything that may be published")
     return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
 
@@ -106,14 +112,16 @@ def _ask(parsed: argparse.Namespace) -> None:
         if parsed.label is None or len(parsed.classes) != joiner.charter.terms.classes:
             problem = f"must name the {joiner.charter.terms.classes} classes of the charter, and --label their column"
             raise checks.error("--classes", parsed.classes, problem)
-        public = _read_public(parsed)
-        if parsed.kind in ("class_sums", "gradients"):
-            kind = training.make_class_sums(public, parsed.label, parsed.classes)
+        public, options = _read_public(parsed), {"text": parsed.text, "encoder": _make_encoder(parsed.encoder)}
+        facts = (public, parsed.label, parsed.classes)
+        if parsed.kind == "class_sums":
+            kind = training.make_class_sums(*facts, **options)
+        elif parsed.kind == "gradients":
+            kind = training.make_descent(*facts, parsed.steps, parsed.clip, **options)
         else:
-            kind = training.make_cell_counts(public, parsed.label, parsed.classes, parsed.questions)
-    if parsed.kind == "gradients":
-        kind = Descent(**vars(kind), steps=parsed.steps, clip_norm=parsed.clip)
-        slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, public, again=parsed.again)
+            kind = training.make_cell_counts(*facts, parsed.questions, **options)
+    if isinstance(kind, Descent):
+        slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
     else:
         slot, raw, _ = joiner.ask(kind, parsed.epsilon)
     slots, price = joiner.list_slots(slot), joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
@@ -152,7 +160,7 @@ def _train(parsed: argparse.Namespace) -> None:
         model.save(release / TABLE_FILE_NAME)
         write_rows(release / ROWS_FILE_NAME, model.sample())
     else:
-        save(training.train_student(noisy, public), release / MODEL_FILE_NAME)
+        save(training.train_student(noisy, public, get_encoder_files(parsed)), release / MODEL_FILE_NAME)
     print(write_statement(joiner, noisy.slot, release))
     print(f"Everything that may be published is in {release}.")
 
@@ -169,11 +177,23 @@ def _read_all(files: Sequence[Path]) -> dict[str, bytes]:
 
 def _read_public(parsed: argparse.Namespace) -> dict[str, Any]:
     from pate_torch.core import checks
-    from pate_torch.data.table_files import read_table
+    from pate_torch.sites.points import read_columns
 
     if parsed.public is None:
         raise checks.error("--public", None, "must name a file of public rows")
-    return dict(read_table("--public", parsed.public, parsed.separator))
+    return read_columns("--public", parsed.public, parsed.separator)
+
+
+def _make_encoder(settings: Sequence[str] | None) -> Any:
+    import yaml
+
+    from pate_torch.core import checks
+    from pate_torch.features.encoder import Encoder
+
+    if settings is None:
+        return None
+    values = {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
+    return Encoder(**checks.mapping("--encoder", values, fields(Encoder)))
 
 
 def _write(path: Path, content: bytes) -> None:

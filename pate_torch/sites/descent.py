@@ -6,35 +6,27 @@ length of all steps follows from the sum of the first round, and the weights of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pate_torch.core import checks
 from pate_torch.sites.joiner import Joiner
 from pate_torch.sites.tables import Descent
 from pate_torch.sites.training import take_step
 
 
-def ask_step(
-    joiner: Joiner, kind: Descent, epsilon: float, public: Mapping[str, Any], *, again: bool = False
-) -> tuple[int, bytes, bytes]:
+def ask_step(joiner: Joiner, kind: Descent, epsilon: float, *, again: bool = False) -> tuple[int, bytes, bytes]:
     """Ask for the first step, or for the next step of the newest descent if it has the same settings.
 
     Args:
         joiner: The joiner.
         kind: Settings of the descent. A descent that has begun keeps its own public file.
         epsilon: Largest price of all steps together.
-        public: PUBLIC rows, {column: cells}.
         again: Whether to ask for the newest step in a new slot because its sum is missing. Every site charges it again.
 
     Returns:
         Slot, round file and public file.
     """
-    newest = joiner.load_newest_kind(kind.name)
-    if newest is None or not isinstance(newest[1], Descent) or newest[1].settings != kind.settings:
+    slot, current = joiner.load_newest_kind(kind.name) or (-1, None)
+    if not isinstance(current, Descent) or current.settings != kind.settings:
         return joiner.ask(kind, epsilon)
-    slot, current = newest
-    assert isinstance(current, Descent)
     slots, sums = joiner.list_slots(slot), joiner.list_sums()
     if slot not in sums and not again:
         fix = "Run `pate join sum`, or add --again: a new slot, which every site charges in full."
@@ -44,5 +36,5 @@ def ask_step(
         problem = f"were all taken ({kind.steps})"
         raise checks.error("steps", kind.steps, problem, "Run `pate join train`; for another descent change a setting.")
     if finished:
-        current = take_step(joiner.load_sum(finished[-1]), public)
+        current = take_step(joiner.load_sum(finished[-1]))
     return joiner.ask(current, epsilon, slots[0])

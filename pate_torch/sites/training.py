@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.data.base import compute_normalization
 from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.base import FirstAnswers
@@ -23,12 +21,13 @@ from pate_torch.methods.gradients import plan_descent
 from pate_torch.methods.reverse_knn import assign_cells
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy.domain import TableDomain
-from pate_torch.privacy.records import DataSpec, LinearModel, NoisyCounts, PublicPool, Release
-from pate_torch.privacy.schema import TableSchema, normalize_class_name
+from pate_torch.privacy.records import LinearModel, NoisyCounts, PublicPool, Release
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
+from pate_torch.sites import points
 from pate_torch.sites.joiner import NoisySum
+from pate_torch.sites.points import EncoderFiles, make_spec
 from pate_torch.sites.tables import CellCounts, ClassSums, Descent, MarginalCounts
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
@@ -39,48 +38,36 @@ from pate_torch.synthesis.model import TableModel, split_counts
 _RIDGE = 0.1
 
 
-def make_spec(public: Mapping[str, Any], label: str, classes: Sequence[str]) -> tuple[DataSpec, Tensor]:
-    """Make the facts of the records from PUBLIC rows, and return them with the public points, float32 [P, D].
-
-    Args:
-        public: PUBLIC rows, {column: cells}. The columns of all records but the label, and no others.
-        label: Name of the column of the private rows that holds the class.
-        classes: Name of each class.
-    """
-    columns = {name: cells for name, cells in public.items() if name != label}
-    names = tuple(map(normalize_class_name, classes))
-    if len(set(names)) < len(names):
-        raise checks.error("classes", names, "must be different names")
-    schema = TableSchema.from_public(columns).with_fill_values(columns)
-    x_PD = torch.from_numpy(schema.encode(columns, unknown="zeros", missing="nan"))
-    is_number_D = np.isin(np.arange(x_PD.shape[1]), schema.numeric_indices)
-    mean, std = compute_normalization(x_PD, is_number_D.tolist())
-    spec = DataSpec(
-        name="sites",
-        num_classes=len(names),
-        input_shape=(x_PD.shape[1],),
-        class_names=names,
-        mean=tuple(mean),
-        std=tuple(std),
-        low=tuple(x_PD.amin(0).tolist()),
-        high=tuple(x_PD.amax(0).tolist()),
-        schema=schema,
-    )
-    return spec, x_PD
-
-
-def make_class_sums(public: Mapping[str, Any], label: str, classes: Sequence[str]) -> ClassSums:
-    """Make the public file of class sums, whose whitening follows from PUBLIC rows; see ``make_spec``."""
-    spec, x_PD = make_spec(public, label, classes)
+def make_class_sums(public: Mapping[str, Any], label: str, classes: Sequence[str], **options: Any) -> ClassSums:
+    """Make the public file of class sums, whose whitening follows from PUBLIC rows. Options: ``make_spec``."""
+    spec, x_PD = make_spec(public, label, classes, **options)
     whitening = Whitening.from_features(encode(nn.Flatten(), x_PD, spec), _RIDGE)
     return ClassSums(label=label, spec=spec, whitening=whitening)
 
 
+def make_descent(
+    public: Mapping[str, Any], label: str, classes: Sequence[str], steps: int, clip_norm: float, **options: Any
+) -> Descent:
+    """Make the public file of a descent, whose whitening follows from PUBLIC rows. Options: ``make_spec``."""
+    spec, x_PD = make_spec(public, label, classes, **options)
+    feature_PD = encode(nn.Flatten(), x_PD, spec)
+    whitening = Whitening.from_features(feature_PD, _RIDGE)
+    return Descent(
+        label=label,
+        spec=spec,
+        whitening=whitening,
+        steps=steps,
+        clip_norm=clip_norm,
+        num_public=len(x_PD),
+        constant=_compute_constant(whitening, feature_PD),
+    )
+
+
 def make_cell_counts(
-    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, seed: int = 0
+    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, seed: int = 0, **options: Any
 ) -> CellCounts:
     """Make the public file of a histogram, whose questions are central PUBLIC points."""
-    spec, x_PD = make_spec(public, label, classes)
+    spec, x_PD = make_spec(public, label, classes, **options)
     checks.integer("questions", num_questions, 1, len(x_PD))
     feature_PD, empty_Q = encode(nn.Flatten(), x_PD, spec), torch.zeros(0, dtype=torch.int64)
     state = QueryState(
@@ -102,15 +89,16 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
     return MarginalCounts(method=SyntheticTable(domain=domain, order=order))
 
 
-def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
-    """Train a student from a noisy sum and PUBLIC rows."""
+def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None) -> Student:
+    """Train a student from a noisy sum, PUBLIC rows, and the encoder that the public file names, if there is one."""
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
-    assert isinstance(kind, ClassSums | CellCounts) and kind.spec.schema is not None
-    columns = {name: cells for name, cells in public.items() if name != kind.label}
-    x_PD = torch.from_numpy(kind.spec.schema.encode(columns, unknown="zeros", missing="nan"))
-    feature_PD, pool = encode_public(kind, public), PublicPool(x_PD)
+    assert isinstance(kind, ClassSums | CellCounts)
+    encode_points = points.open_encoder(kind.encoder, encoder)
+    x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
+    x_PD = x_PD if encode_points is None else encode_points(x_PD)
+    feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
     empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
     release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
     if isinstance(kind, CellCounts):
@@ -127,7 +115,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
             cell_RP=cell_P[None],
         )
         return Logistic().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
-    model = fit_descent(noisy, public) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)
+    model = fit_descent(noisy) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)
     score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
     release = Release(
         release.id,
@@ -142,58 +130,54 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     return ReleasedModel().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
 
 
-def encode_public(kind: ClassSums | CellCounts, public: Mapping[str, Any]) -> Tensor:
-    """Encode PUBLIC rows as the features in which a table counts, [P, D]."""
-    assert kind.spec.schema is not None
-    columns = {name: cells for name, cells in public.items() if name != kind.label}
-    x_PD = torch.from_numpy(kind.spec.schema.encode(columns, unknown="zeros", missing="nan"))
-    return encode(nn.Flatten(), x_PD, kind.spec)
-
-
-def take_step(noisy: NoisySum, public: Mapping[str, Any]) -> Descent:
+def take_step(noisy: NoisySum) -> Descent:
     """Take a step of gradient descent, and return what the next round asks for."""
     kind = noisy.kind
     assert isinstance(kind, Descent)
     gradient_DC = torch.from_numpy(noisy.numbers) / kind.clip_norm
     if kind.weight_DC is not None:
         return replace(kind, weight_DC=kind.weight_DC + kind.step_length * gradient_DC)
-    sums = replace(noisy, numbers=gradient_DC.numpy(), sigma=noisy.sigma / kind.clip_norm)
-    weight_DC, step_length = _take_first_step(sums, kind, encode_public(kind, public))
+    sigma = noisy.sigma / kind.clip_norm
+    weight_DC, step_length = _take_first_step(gradient_DC, sigma, kind.whitening.radius, kind.constant, kind.num_public)
     return replace(kind, weight_DC=weight_DC, step_length=step_length)
 
 
-def fit_descent(noisy: NoisySum, public: Mapping[str, Any]) -> LinearModel:
+def fit_descent(noisy: NoisySum) -> LinearModel:
     """Make the model of the weights after the step of this sum."""
-    kind = take_step(noisy, public)
+    kind = take_step(noisy)
     assert kind.weight_DC is not None
     return LinearModel(kind.weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
 
 
 def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:
     """Make the model of the weights after the first step of gradient descent from noisy class sums."""
-    weight_DC, _ = _take_first_step(noisy, kind, feature_PD)
+    sums_DC, constant = torch.from_numpy(noisy.numbers), _compute_constant(kind.whitening, feature_PD)
+    weight_DC, _ = _take_first_step(sums_DC, noisy.sigma, kind.whitening.radius, constant, len(feature_PD))
     return LinearModel(weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
 
 
-def _take_first_step(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> tuple[Tensor, float]:
+def _compute_constant(whitening: Whitening, feature_PD: Tensor) -> float:
+    return float(whitening.whiten_and_clip(feature_PD)[:, -1].mean())
+
+
+def _take_first_step(
+    sums_DC: Tensor, sigma: float, radius: float, constant: float, num_public: int
+) -> tuple[Tensor, float]:
     """Take the first step of gradient descent from noisy class sums, and return the weights and the step's length.
 
     The last row of the sums, of the constant feature, estimates the number of records of each class, because the mean
     of this feature among the public points is known. It sets the step size.
     """
-    whitening, num_classes = kind.whitening, kind.spec.num_classes
-    sums_DC, sigma = torch.from_numpy(noisy.numbers), noisy.sigma
-    constant = float(whitening.whiten_and_clip(feature_PD)[:, -1].mean())
     counts = FirstAnswers(sums_DC[-1] / constant, sigma / constant)
     size, balance, frequency_C = counts.estimate_size(None), counts.estimate_balance(), counts.estimate_frequencies()
     mechanism = GradientDescent(sigma=sigma, adjacency="add_remove", steps=1)
-    mechanism, _ = plan_descent(mechanism, size, len(feature_PD), balance, num_classes)
+    mechanism, _ = plan_descent(mechanism, size, num_public, balance, sums_DC.shape[1])
     log_frequency_C = frequency_C.log()
     start_C = (1 - balance) * (log_frequency_C - log_frequency_C.mean())
     gradient_DC = sums_DC - sums_DC.sum(1, keepdim=True) * start_C.softmax(0)
-    step_length = mechanism.first_step_size * whitening.radius / size
+    step_length = mechanism.first_step_size * radius / size
     weight_DC = step_length * gradient_DC
-    weight_DC[-1] += whitening.radius * start_C
+    weight_DC[-1] += radius * start_C
     return weight_DC, step_length
 
 

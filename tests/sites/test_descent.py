@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.privacy.ledger import open_ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.sites import rounds, training
 from pate_torch.sites.descent import ask_step
 from pate_torch.sites.keys import load_joiner_key
+from pate_torch.sites.points import make_spec
 from pate_torch.sites.rounds import accept_sum, read_round
 from pate_torch.sites.site import check_public_file
 from pate_torch.sites.tables import Descent
@@ -24,7 +26,7 @@ UNIT = 1 << 30
 
 
 def make_descent(steps: int = 3, clip_norm: float = 0.5) -> Descent:
-    return Descent(**vars(training.make_class_sums(PUBLIC, "y", CLASSES)), steps=steps, clip_norm=clip_norm)
+    return training.make_descent(PUBLIC, "y", CLASSES, steps, clip_norm)
 
 
 def make_weights(kind: Descent, scale: float = 3.0) -> torch.Tensor:
@@ -32,7 +34,7 @@ def make_weights(kind: Descent, scale: float = 3.0) -> torch.Tensor:
 
 
 def take_round(consortium, kind: Descent, epsilon: float = 0.5, **options) -> int:
-    slot, raw, public = ask_step(consortium.joiner, kind, epsilon, PUBLIC, **options)
+    slot, raw, public = ask_step(consortium.joiner, kind, epsilon, **options)
     _, total = consortium.joiner.sum(consortium.answer_all(raw, public))
     for site in consortium.sites:
         accept_sum(site.state, total)
@@ -57,7 +59,8 @@ def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatc
     columns = {name: pa.concat_arrays([rows[name] for rows in consortium.data]) for name in consortium.data[0]}
     records = kind.read_records(columns, "record")
     sums, joiner = kind._make_sums(records, "add_remove"), consortium.joiner
-    weight_DC = None
+    spec, x_PD = make_spec(PUBLIC, "y", CLASSES)
+    feature_PD, weight_DC = encode(torch.nn.Flatten(), x_PD, spec), None
     for step in range(3):
         assert take_round(consortium, kind) == step
         noisy = joiner.load_sum()
@@ -66,16 +69,16 @@ def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatc
             first = replace(
                 noisy, numbers=(sums.compute_class_sums().double() / UNIT).numpy(), sigma=noisy.sigma / clip_norm
             )
-            model = training.fit_class_sums(first, kind, training.encode_public(kind, PUBLIC))
-            weight_DC = training.take_step(noisy, PUBLIC).weight_DC
+            model = training.fit_class_sums(first, kind, feature_PD)
+            weight_DC = training.take_step(noisy).weight_DC
             torch.testing.assert_close(weight_DC.float(), model.weight_DC)
-            step_length = training.take_step(noisy, PUBLIC).step_length
+            step_length = training.take_step(noisy).step_length
         else:
             assert torch.equal(noisy.kind.weight_DC, weight_DC) and noisy.kind.step_length == step_length
             expected = sums.compute_gradient_sum(weight_DC, clip_norm).double()
             weight_DC = weight_DC + step_length * (expected / UNIT / clip_norm)
         assert np.array_equal(noisy.numbers * UNIT, expected.numpy())
-    model = training.fit_descent(joiner.load_sum(), PUBLIC)
+    model = training.fit_descent(joiner.load_sum())
     assert torch.equal(model.weight_DC, weight_DC.float())
     student = training.train_student(joiner.load_sum(), PUBLIC)
     x = torch.from_numpy(kind.spec.schema.encode({name: PUBLIC[name] for name in PUBLIC if name != "y"}))
@@ -108,13 +111,13 @@ def test_the_order_of_steps(tmp_path):
     consortium, kind = make_consortium(tmp_path, num_rows=40, cap=3.0), make_descent()
     joiner = consortium.joiner
     take_round(consortium, kind)
-    slot, raw, public = ask_step(joiner, kind, 0.5, PUBLIC)
+    slot, raw, public = ask_step(joiner, kind, 0.5)
     assert slot == 1 and read_round(raw, joiner.charter).files.keys() == {"round-0.public"}
     assert public == (joiner.folder / "round-0.public").read_bytes()
     with pytest.raises(ValueError, match="has no sum, which the next step needs"):
-        ask_step(joiner, kind, 0.5, PUBLIC)
+        ask_step(joiner, kind, 0.5)
     with pytest.raises(ValueError, match=r"epsilon=0\.4: differs from the one of the first round"):
-        ask_step(joiner, kind, 0.4, PUBLIC, again=True)
+        ask_step(joiner, kind, 0.4, again=True)
     consortium.answer_all(raw, public)  # the answers are lost
     failed = read_round(raw, joiner.charter)
     assert take_round(consortium, kind, again=True) == 2
@@ -123,12 +126,12 @@ def test_the_order_of_steps(tmp_path):
     assert np.array_equal(again.kind.weight_DC.numpy().ravel(), failed.body)
     assert take_round(consortium, kind) == 3
     with pytest.raises(ValueError, match="were all taken"):
-        ask_step(joiner, kind, 0.5, PUBLIC)
+        ask_step(joiner, kind, 0.5)
     assert len(get_events(consortium.sites[0])) == 4  # the failed round is charged in full
     three = compute_guarantee([event for each in get_events(consortium.sites[0])[:3] for event in each], 1e-5).epsilon
     assert joiner.compute_total().epsilon > 1.1 * three
     with pytest.raises(ValueError, match="has only 4 slots"):
-        ask_step(joiner, make_descent(steps=4), 0.5, PUBLIC)
+        ask_step(joiner, make_descent(steps=4), 0.5)
 
 
 @pytest.mark.parametrize("bad", [1e308, math.nan, math.inf, 2.0**41])
