@@ -16,6 +16,7 @@ from pate_torch.privacy.noise import NoiseSource
 from pate_torch.sites import rounds, training
 from pate_torch.sites.descent import ask_step
 from pate_torch.sites.keys import load_joiner_key
+from pate_torch.sites.mailbox import load_outgoing
 from pate_torch.sites.points import make_spec
 from pate_torch.sites.rounds import accept_sum, read_round
 from pate_torch.sites.site import check_public_file
@@ -114,6 +115,7 @@ def test_the_order_of_steps(tmp_path):
     slot, raw, public = ask_step(joiner, kind, 0.5)
     assert slot == 1 and read_round(raw, joiner.charter).files.keys() == {"round-0.public"}
     assert public == (joiner.folder / "round-0.public").read_bytes()
+    assert {"round-0.public", "round-1.json", "sum-0.json"} <= load_outgoing(joiner).keys()
     with pytest.raises(ValueError, match="has no sum, which the next step needs"):
         ask_step(joiner, kind, 0.5)
     with pytest.raises(ValueError, match=r"epsilon=0\.4: differs from the one of the first round"):
