@@ -24,14 +24,16 @@ def ask_step(joiner: Joiner, kind: Descent, epsilon: float, *, again: bool = Fal
     Returns:
         Slot, round file and public file.
     """
-    slot, current = joiner.load_newest_kind(kind.name) or (-1, None)
+    rounds = joiner.load_rounds()
+    slot = max((other for other, (each, *_) in rounds.items() if each.kind == kind.name), default=-1)
+    current = rounds[slot][1] if slot in rounds else None
     if not isinstance(current, Descent) or current.settings != kind.settings:
         return joiner.ask(kind, epsilon)
-    slots, sums = joiner.list_slots(slot), joiner.list_sums()
-    if slot not in sums and not again:
+    if not rounds[slot][2] and not again:
         fix = "Run `pate join sum`, or add --again: a new slot, which every site charges in full."
         raise checks.error("round", slot, "has no sum, which the next step needs", fix)
-    finished = [other for other in slots if other in sums]
+    slots = joiner.list_slots(slot)
+    finished = [other for other in slots if rounds[other][2]]
     if len(finished) >= kind.steps:
         problem = f"were all taken ({kind.steps})"
         raise checks.error("steps", kind.steps, problem, "Run `pate join train`; for another descent change a setting.")

@@ -175,20 +175,12 @@ class Joiner:
                 self._save(record)
         return slot, raw
 
-    def load_newest_kind(self, name: str) -> tuple[int, TableKind] | None:
-        """Load what the newest round of a kind counts, with its slot. None if there is no such round."""
+    def load_rounds(self) -> dict[int, tuple[Round, TableKind, bool]]:
+        """Load all rounds by their slots, each with what it counts and whether it has a sum."""
         charter = self.charter
         with self._open() as record:
-            for slot in sorted(map(int, record.rounds), reverse=True):
-                current_round, kind = self._read_round(record, charter, slot)
-                if current_round.kind == name:
-                    return slot, kind
-        return None
-
-    def list_sums(self) -> list[int]:
-        """List the slots that have a sum."""
-        with self._open() as record:
-            return sorted(map(int, record.sums))
+            slots = sorted(map(int, record.rounds))
+            return {slot: (*self._read_round(record, charter, slot), str(slot) in record.sums) for slot in slots}
 
     def load_sum(self, slot: int | None = None) -> NoisySum:
         """Load the newest sum, or that of a slot."""
@@ -206,11 +198,8 @@ class Joiner:
 
     def list_slots(self, slot: int) -> list[int]:
         """List the slots of the rounds that were planned together with that of ``slot``, failed ones included."""
-        charter = self.charter
-        with self._open() as record:
-            slots = sorted(map(int, record.rounds))
-            files = {slot: self._read_round(record, charter, slot)[0].files for slot in slots}
-        return [other for other in slots if files[other] == files[slot]]
+        files = {other: each.files for other, (each, *_) in self.load_rounds().items()}
+        return [other for other in files if files[other] == files[slot]]
 
     # ---- prices -----------------------------------------------------------------------------------------------------
 
