@@ -91,6 +91,22 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
 
 def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None) -> Student:
     """Train a student from a noisy sum, PUBLIC rows, and the encoder that the public file names, if there is one."""
+    pool, release = answer_public_points(noisy, public, encoder)
+    assert isinstance(noisy.kind, ClassSums | CellCounts)
+    return train_on_answers(noisy.kind, pool, release)[0]
+
+
+def train_on_answers(kind: ClassSums | CellCounts, pool: PublicPool, release: Release) -> tuple[Student, str]:
+    """Train a student from the answers of ``answer_public_points``, and return it with the name of its algorithm."""
+    algorithm = Logistic() if release.model is None else ReleasedModel()
+    task = make_student_task(kind.spec, pool, release)
+    return algorithm.fit(task, seed=0, device=torch.device("cpu")), algorithm.name
+
+
+def answer_public_points(
+    noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None
+) -> tuple[PublicPool, Release]:
+    """Answer PUBLIC points by a noisy sum: by the class of their cell, or by a linear model."""
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
@@ -99,14 +115,12 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFi
     x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
     x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
-    empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
-    release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
     if isinstance(kind, CellCounts):
         counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
         cell_P = assign_cells(feature_PD, kind.query_QD)
         release = Release(
-            release.id,
-            torch.arange(len(counts.counts_QC)),
+            noisy.id,
+            assign_cells(kind.query_QD, feature_PD),  # the questions were public points
             counts.counts_QC.argmax(1),
             (),
             (),
@@ -114,11 +128,11 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFi
             queries_per_round=(len(counts.counts_QC),),
             cell_RP=cell_P[None],
         )
-        return Logistic().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
+        return pool, release
     model = fit_descent(noisy) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)
     score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
     release = Release(
-        release.id,
+        noisy.id,
         torch.arange(len(x_PD)),
         score_PC.argmax(1),
         (),
@@ -127,7 +141,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFi
         score_RPC=score_PC[None],
         model=model,
     )
-    return ReleasedModel().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
+    return pool, release
 
 
 def take_step(noisy: NoisySum) -> Descent:
