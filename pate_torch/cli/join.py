@@ -6,6 +6,7 @@ r"""``pate join``: collect and add up the answers of sites that do not trust eac
     pate join ask     class_sums --epsilon 0.5 --public scans/ --label y --classes no yes \
                       --encoder network=torchvision:resnet18 weights=resnet18.pth license=BSD-3-Clause
     pate join ask     marginals --epsilon 0.5 --schema schema.yaml
+    pate join ask     gradients --epsilon 0.5 --steps 8 --public public.csv ...   # the same again after each sum
     pate join sum     *.answer-0.pate                                                             # sum-0.json
     pate join train   --public public.csv --out release/
 
@@ -44,13 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keys.add_argument("files", type=Path, nargs="+", help="confirmation file of each site")
     for each, name in ((charter, "charter.json"), (keys, "keys.json")):
         each.add_argument("--out", type=Path, default=Path(name), help=f"file for the sites (default: {name})")
-    ask.add_argument("kind", choices=("class_sums", "histogram", "marginals"))
-    ask.add_argument("--epsilon", type=float, required=True, help="largest price of the round")
+    ask.add_argument("kind", choices=("class_sums", "gradients", "histogram", "marginals"))
+    ask.add_argument("--epsilon", type=float, required=True, help="largest price of the round, or of all steps")
     ask.add_argument("--label", help="column of the class")
     ask.add_argument("--classes", nargs="+", default=[], help="name of each class")
     ask.add_argument("--questions", type=int, default=100, help="points of a histogram (default: 100)")
     ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
     ask.add_argument("--order", type=int, default=2, help="columns beside the target in a table (default: 2)")
+    ask.add_argument("--steps", type=int, default=8, help="rounds of gradients; each call asks for one (default: 8)")
+    ask.add_argument("--clip", type=float, default=0.5, help="clipping norm of gradients (default: .5)")
+    ask.add_argument("--again", action="store_true", help="ask for a step whose round failed, at the full price")
     total.add_argument("files", type=Path, nargs="+", help="answer of each site")
     for each in (ask, train):
         each.add_argument("--public", type=Path, help="public rows (CSV, Parquet), or images (folder, .npy, .npz)")
@@ -94,7 +98,8 @@ def _ask(parsed: argparse.Namespace) -> None:
     from pate_torch.core.formatting import format_delta, format_epsilon
     from pate_torch.privacy.domain import TableDomain
     from pate_torch.sites import training
-    from pate_torch.sites.tables import TableKind
+    from pate_torch.sites.descent import ask_step
+    from pate_torch.sites.tables import Descent, TableKind
 
     joiner = _open_joiner(parsed)
     kind: TableKind
@@ -108,16 +113,23 @@ def _ask(parsed: argparse.Namespace) -> None:
             problem = f"must name the {joiner.charter.terms.classes} classes of the charter, and --label their column"
             raise checks.error("--classes", parsed.classes, problem)
         public, options = _read_public(parsed), {"text": parsed.text, "encoder": _make_encoder(parsed.encoder)}
+        facts = (public, parsed.label, parsed.classes)
         if parsed.kind == "class_sums":
-            kind = training.make_class_sums(public, parsed.label, parsed.classes, **options)
+            kind = training.make_class_sums(*facts, **options)
+        elif parsed.kind == "gradients":
+            kind = training.make_descent(*facts, parsed.steps, parsed.clip, **options)
         else:
-            kind = training.make_cell_counts(public, parsed.label, parsed.classes, parsed.questions, **options)
-    slot, raw, _ = joiner.ask(kind, parsed.epsilon)
-    price = joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
-    print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slot}.public to all sites.")
+            kind = training.make_cell_counts(*facts, parsed.questions, **options)
+    if isinstance(kind, Descent):
+        slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
+    else:
+        slot, raw, _ = joiner.ask(kind, parsed.epsilon)
+    slots, price = joiner.list_slots(slot), joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
+    print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slots[0]}.public to all sites.")
+    before = f"With the {len(slots) - 1} round(s) before, each site will have charged"
     print(
-        f"Each site will charge epsilon {format_epsilon(price.epsilon)} at delta {format_delta(price.delta)} "
-        f"({price.adjacency}, unit {price.unit}, accountant {price.route})."
+        f"{'Each site will charge' if len(slots) == 1 else before} epsilon {format_epsilon(price.epsilon)} at delta "
+        f"{format_delta(price.delta)} ({price.adjacency}, unit {price.unit}, accountant {price.route})."
     )
 
 

@@ -98,7 +98,6 @@ def _confirm(parsed: argparse.Namespace) -> None:
 
 
 def _answer(parsed: argparse.Namespace) -> None:
-    from pate_torch.core import checks
     from pate_torch.sites.pairs import accept_bundle
     from pate_torch.sites.points import read_columns
     from pate_torch.sites.rounds import accept_sum, open_round
@@ -109,9 +108,7 @@ def _answer(parsed: argparse.Namespace) -> None:
     if parsed.sum is not None:
         accept_sum(site.state, parsed.sum.read_bytes(), str(parsed.sum))
     current_round, _ = open_round(site.state, raw, str(parsed.round))
-    path = parsed.round.with_name(f"round-{current_round.slot}.public")
-    if path.name not in current_round.files:
-        raise checks.error("round", str(parsed.round), "names no public file", "Ask the joiner for another round.")
+    path = parsed.round.with_name(current_round.public_name)  # refuses a path
 
     read_data = partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)
     options = {"encoder": get_encoder_files(parsed), "source": str(parsed.round)}

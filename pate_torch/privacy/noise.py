@@ -172,10 +172,13 @@ class NoiseSource:
 
     def _draw_discrete(self, shape: tuple[int, ...], name: str, value: float) -> Tensor:
         self._check_draw_allowed()
-        if not value <= MAX_DISCRETE_SCALE:
-            message = f"must be at most {MAX_DISCRETE_SCALE} with noise=discrete"
+        max_value = MAX_LARGE_SCALE if name == "sigma" else MAX_DISCRETE_SCALE
+        if not value <= max_value:
+            message = f"must be at most {max_value} with noise=discrete"
             raise checks.error(name, value, message, "Use noise=torch for larger noise.")
-        return draw_discrete(shape, "gaussian" if name == "sigma" else "laplace", Fraction(value))
+        if name == "sigma":
+            return draw_large_discrete_gaussian(shape, Fraction(value))
+        return draw_discrete(shape, "laplace", Fraction(value))
 
 
 class NoiseProvider(Protocol):

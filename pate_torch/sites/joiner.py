@@ -111,8 +111,13 @@ class Joiner:
         """Bundle the confirmations of all sites into the file of keys, which every site needs."""
         return bundle_confirmations(self.charter, confirmations, load_joiner_key(self._key_path))
 
-    def ask(self, kind: TableKind, epsilon: float) -> tuple[int, bytes, bytes]:
+    def ask(self, kind: TableKind, epsilon: float, first_slot: int | None = None) -> tuple[int, bytes, bytes]:
         """Take the next slot for a round, with the least noise that costs at most ``epsilon``.
+
+        Args:
+            kind: What is counted.
+            epsilon: Largest price of the round, or of all rounds that are planned together.
+            first_slot: Slot of the first of several rounds, whose noise and public file are used. None for a new plan.
 
         Returns:
             Slot, round file and public file.
@@ -124,7 +129,17 @@ class Joiner:
             if slot >= charter.num_slots:
                 problem = f"has only {charter.num_slots} slots, and all of them are used"
                 raise checks.error("charter", charter.digest.hex(), problem, "Make a new charter with new keys.")
-            public = kind.to_file(charter, key)
+            if first_slot is None:
+                public, name = kind.to_file(charter, key), f"round-{slot}.public"
+                digest = hashlib.sha256(public).hexdigest()
+                write_atomically(self.folder / name, public)
+            else:
+                first_round, _ = self._read_round(record, charter, first_slot)
+                ((name, digest),) = first_round.files.items()
+                public = self._read(name, digest)
+                if sigma != first_round.sigma:
+                    problem = "differs from the one of the first round, which fixed the noise of all rounds"
+                    raise checks.error("epsilon", epsilon, problem, "Give the epsilon of the first round.")
             raw = make_round(
                 charter,
                 key,
@@ -134,10 +149,10 @@ class Joiner:
                 shape=kind.shape,
                 bound=kind.compute_bound(charter.terms.max_records),
                 previous=record.last_sum,
-                files={f"round-{slot}.public": hashlib.sha256(public).hexdigest()},
+                files={name: digest},
+                **kind.round_fields,
             )
             record.rounds[str(slot)] = hashlib.sha256(raw).hexdigest()
-            write_atomically(self.folder / f"round-{slot}.public", public)
             write_atomically(self.folder / f"round-{slot}.json", raw)
             self._save(record)  # a crash before this line leaves files that no site received
         return slot, raw, public
@@ -162,6 +177,13 @@ class Joiner:
                 self._save(record)
         return slot, raw
 
+    def load_rounds(self) -> dict[int, tuple[Round, TableKind, bool]]:
+        """Load all rounds by their slots, each with what it counts and whether it has a sum."""
+        charter = self.charter
+        with self._open() as record:
+            slots = sorted(map(int, record.rounds))
+            return {slot: (*self._read_round(record, charter, slot), str(slot) in record.sums) for slot in slots}
+
     def load_sum(self, slot: int | None = None) -> NoisySum:
         """Load the newest sum, or that of a slot."""
         charter = self.charter
@@ -176,11 +198,20 @@ class Joiner:
         sigma = float(current_round.share) * math.sqrt(len(charter.sites)) / kind.unit_length
         return NoisySum(current_round.digest.hex()[:16], slot, kind, numbers, sigma)
 
+    def list_slots(self, slot: int) -> list[int]:
+        """List the slots of the rounds that were planned together with that of ``slot``, failed ones included."""
+        rounds = self.list_rounds()
+        return [other for other, each in enumerate(rounds) if each.files == rounds[slot].files]
+
     # ---- prices -----------------------------------------------------------------------------------------------------
 
     def compute_guarantees(self, slot: int) -> dict[int, Guarantee]:
-        """Compute the guarantee of one round against each number of colluding sites; 0 for who sees results only."""
-        return {u: self.compute_guarantee([slot], u) for u in range(len(self.charter.sites))}
+        """Compute the guarantee against each number of colluding sites; 0 for who sees results only.
+
+        The guarantee is that of the round and of all rounds that were planned together with it.
+        """
+        slots = self.list_slots(slot)
+        return {u: self.compute_guarantee(slots, u) for u in range(len(self.charter.sites))}
 
     def compute_total(self) -> Guarantee:
         """Compute the guarantee of all rounds of the charter, aborted rounds included, against t colluding sites.
@@ -262,12 +293,12 @@ def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fracti
     terms, num_sites = charter.terms, len(charter.sites)
     delta, change = float(Fraction(terms.delta)), kind.make_change(terms.adjacency)
     honest = num_sites - terms.colluding
-    length = terms.max_sites_per_unit * math.sqrt(change.length_squared)
+    length = terms.max_sites_per_unit * math.sqrt(change.length_squared * kind.num_rounds)
     smallest = length / gdp.compute_mu(epsilon, delta)
     for factor in _NOISE_FACTORS:
         sigma = Fraction(math.ceil(smallest * factor * _SIGMA_STEPS), _SIGMA_STEPS)
         share = compute_share(sigma, num_sites, terms.colluding)
-        events = compute_events(change, share, honest, max_sites_per_unit=terms.max_sites_per_unit)
+        events = compute_events(change, share, honest, max_sites_per_unit=terms.max_sites_per_unit) * kind.num_rounds
         if compute_guarantee(events, delta).epsilon <= epsilon:
             return sigma
     raise checks.error("epsilon", epsilon, f"is too small for delta={delta:g}", "Use a larger epsilon.")

@@ -78,7 +78,8 @@ def load_outgoing(joiner: Joiner) -> dict[str, bytes]:
     """Load what all sites need now: the charter, the bundle of keys, the newest sum and the newest round."""
     rounds, sums = _list_slots(joiner)
     names = ["charter.json", "keys.json", *(f"sum-{slot}.json" for slot in sums[-1:])]
-    names += [f"round-{slot}.{suffix}" for slot in rounds[-1:] for suffix in ("public", "json")]
+    for slot in rounds[-1:]:
+        names += [f"round-{joiner.list_slots(slot)[0]}.public", f"round-{slot}.json"]
     return {name: (joiner.folder / name).read_bytes() for name in names if (joiner.folder / name).exists()}
 
 
@@ -126,7 +127,7 @@ def answer_inbox(site: Site, mailbox: Path, read_data: Callable[..., Any], encod
     """
     from pate_torch.core.files import write_atomically
     from pate_torch.sites.pairs import accept_bundle
-    from pate_torch.sites.rounds import accept_sum
+    from pate_torch.sites.rounds import accept_sum, open_round
 
     inbox, outbox = mailbox / "inbox", mailbox / "outbox"
     write_atomically(outbox / "site.key", site.state.key_file)
@@ -142,8 +143,9 @@ def answer_inbox(site: Site, mailbox: Path, read_data: Callable[..., Any], encod
         for slot in _find_newest(inbox, "sum"):
             accept_sum(site.state, (inbox / f"sum-{slot}.json").read_bytes(), f"sum-{slot}.json")
         for slot in _find_newest(inbox, "round"):
-            name, public = f"round-{slot}.json", (inbox / f"round-{slot}.public").read_bytes()
-            answer = site.answer((inbox / name).read_bytes(), public, read_data, encoder=encoder, source=name)
+            name, path = f"round-{slot}.json", inbox / f"round-{slot}.json"
+            public = path.with_name(open_round(site.state, path.read_bytes(), name)[0].public_name).read_bytes()
+            answer = site.answer(path.read_bytes(), public, read_data, encoder=encoder, source=name)
             write_atomically(outbox / f"answer-{slot}.pate", answer)
     except (ValueError, OSError) as error:
         return str(error)

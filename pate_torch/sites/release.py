@@ -34,9 +34,10 @@ from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
 
 _NAME = "sites"
 _METHODS = {
-    "class_sums": ("gradient_descent", lambda unit: gradients.describe(unit, 1)),
-    "histogram": ("histogram", reverse_knn.describe),
-    "marginals": ("marginals", synthetic.describe),
+    "class_sums": ("gradient_descent", gradients.describe),
+    "gradients": ("gradient_descent", gradients.describe),
+    "histogram": ("histogram", lambda unit, _: reverse_knn.describe(unit)),
+    "marginals": ("marginals", lambda unit, _: synthetic.describe(unit)),
 }
 """Kind of a table -> name of the mechanism that one curator would use, and description of the method."""
 
@@ -59,12 +60,14 @@ def write_model(
         public: PUBLIC rows, {column: cells}. Empty for a synthetic table.
         folder: Folder of the release, which exists and is empty.
         home: Folder of ``owner.yaml``, whose entry "sites" holds the statements of the joiner.
-        slots: Slots of all rounds that the model was made from. By default that of the newest sum.
+        slots: Slots of all rounds that the model was made from. By default those that have a sum among the rounds that
+            were planned together with that of the newest sum.
         encoder: Files of the encoder that the public file names. None if it names none.
     """
-    slots, kind = tuple(slots or (noisy.slot,)), noisy.kind
-    names = [f"round-{slot}.{end}" for slot in range(len(joiner.list_rounds())) for end in ("json", "public")]
-    for name in ("charter.json", *names, *(f"sum-{slot}.json" for slot in slots)):
+    planned, kind = joiner.load_rounds(), noisy.kind
+    slots = tuple(slots or [slot for slot in joiner.list_slots(noisy.slot) if planned[slot][2]])
+    rounds = {f"round-{slot}.json": each.public_name for slot, each in enumerate(joiner.list_rounds())}
+    for name in ("charter.json", *rounds, *set(rounds.values()), *(f"sum-{slot}.json" for slot in slots)):
         write_atomically(folder / name, (joiner.folder / name).read_bytes())
     record, student, student_name = describe_rounds(joiner, noisy, slots), None, ""
     if isinstance(kind, MarginalCounts):
@@ -125,7 +128,7 @@ def describe_rounds(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> di
         "mechanism": mechanism,
         "parameters": parameters,
         "sensitivity": {"l1": None, "l2": length, "linf": None, "per": "round"},
-        "answered_by": describe(terms.unit).to_dict(),
+        "answered_by": describe(terms.unit, len(slots)).to_dict(),
     }
 
 

@@ -91,6 +91,13 @@ class Round:
     digest: bytes = b""
 
     @property
+    def public_name(self) -> str:
+        """Name of the public file, which lies beside the round file. Several rounds may share it."""
+        if len(self.files) != 1:
+            raise checks.error("round", self.slot, "names no public file", "Ask the joiner for another round.")
+        return next(iter(self.files))
+
+    @property
     def count(self) -> int:
         """Number of numbers in the table."""
         return math.prod(self.shape)

@@ -5,11 +5,8 @@ sites leave their share out or reveal it, so the sum always has H - t shares. Th
 not a discrete Gaussian number, but nearly (Kairouz, Liu & Steinke 2021, "The distributed discrete Gaussian mechanism"):
 for n shares, |ln P[sum = z] - ln N_Z(0, n s^2)(z)| <= tau/2 with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k/(k+1)).
 
-The price of one table follows from a Gaussian number R that is rounded to an integer. Noise of the law of R is
-D/sigma-GDP for every shift by integers of length D, and |ln N_Z(0, sigma^2) - ln R| <= (T^2 + 1)/(8 sigma^2) up to
-T sigma. So the price is Gaussian(D/sigma), and a delta for the difference of the laws, which is negligible because
-tables of counts are multiplied by ``tables.COUNT_STEPS`` before noise is added. Where this delta is not negligible,
-zCDP with rho = D^2/(2 sigma^2) and tau for each number hold (Proposition 14 of the same paper).
+The price is in ``accounting.discrete_gaussian``. The delta of this price is negligible, because tables of counts are
+multiplied by ``tables.COUNT_STEPS`` before noise is added.
 """
 
 from __future__ import annotations
@@ -18,19 +15,15 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pate_torch.accounting import gdp
+from pate_torch.accounting import discrete_gaussian
 from pate_torch.accounting.accountant import Guarantee, compute_guarantee
-from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, ZCDPEvent
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 
 SAMPLER, ACCOUNTING = "discrete gaussian 1", "shares 1"
 MIN_SHARE = 3
 """Smallest parameter of a share. The sum of such shares is a discrete Gaussian number up to a factor of 1 + 1e-36."""
 _SHARE_STEPS = 1 << 16  # shares are multiples of 2^-16
-_TAIL_SDS = 40  # T: the probability beyond T standard deviations is below 1e-347
-_TAIL_DELTA = 1e-200  # above the probability of what lies beyond T standard deviations
-_MAX_MU = 4.0
-_MAX_LAW_DELTA = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +90,13 @@ def compute_events(
     if share < MIN_SHARE:
         raise checks.error("share", str(share), f"must be at least {MIN_SHARE}")
     variance = honest * share**2
-    length_squared = max_sites_per_unit**2 * change.length_squared
-    tau = _bound_tau(share, honest)
-    mu = _round_up(math.sqrt(length_squared / variance))
-    num_numbers = change.numbers * change.tables
-    law_delta = 6 * num_numbers * ((_TAIL_SDS**2 + 1) / (8 * float(variance)) + tau / 2)
-    if law_delta <= _MAX_LAW_DELTA and mu * math.sqrt(change.tables) <= _MAX_MU:
-        total_delta = _compute_dominating_delta(law_delta + _TAIL_DELTA, mu * math.sqrt(change.tables))
-        return GaussianEvent(mu=mu, count=change.tables), DeltaEvent(delta=total_delta)
-    rho = _round_up(float(length_squared / (2 * variance)) + tau * change.numbers)
-    return (ZCDPEvent(rho=rho, count=change.tables),)
+    return discrete_gaussian.make_events(
+        math.sqrt(max_sites_per_unit**2 * change.length_squared / variance),
+        float(variance),
+        numbers=change.numbers,
+        count=change.tables,
+        tau=discrete_gaussian.bound_tau(float(share), honest),
+    )
 
 
 def compute_guarantees(
@@ -128,17 +118,3 @@ def compute_guarantees(
         events = compute_events(change, share, num_sites - colluding, max_sites_per_unit=max_sites_per_unit)
         guarantees[colluding] = compute_guarantee(events, delta, adjacency=adjacency, unit=unit)
     return guarantees
-
-
-def _bound_tau(share: Fraction, num_shares: int) -> float:
-    """Bound tau: all of its terms are at most that of k = 1."""
-    return 10 * (num_shares - 1) * math.exp(-(math.pi**2) * float(share) ** 2)
-
-
-def _compute_dominating_delta(excess: float, mu: float) -> float:
-    """Compute d with delta_mu(e) + excess <= d + (1 - d) delta_mu(e) for all e >= 0, rounded up."""
-    return _round_up(excess / (1 - gdp.compute_delta(0.0, mu)))
-
-
-def _round_up(value: float) -> float:
-    return value * (1 + 1e-12)

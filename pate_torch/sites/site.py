@@ -207,8 +207,8 @@ def check_public_file(charter: Charter, current_round: Round, raw: bytes) -> Tab
     if hashlib.sha256(raw).hexdigest() not in current_round.files.values():
         problem = "is not the public file that the round file names"
         raise checks.error("public", "", problem, "Ask the joiner for the public file of this round.")
-    kind = read_public_file(charter, raw)
-    if (current_round.kind, current_round.shape) != (kind.name, kind.shape) or len(current_round.body):
+    kind = read_public_file(charter, raw).with_round(current_round)
+    if (current_round.kind, current_round.shape) != (kind.name, kind.shape):
         raise checks.error("public", kind.name, "describes another table than the round file asks for")
     if current_round.bound < kind.compute_bound(charter.terms.max_records):
         raise checks.error("round", current_round.bound, "has too small a bound on the sums", "Ask the joiner anew.")

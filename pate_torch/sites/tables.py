@@ -1,10 +1,11 @@
-"""Tables that can be added up over sites: class sums, a histogram of cells, marginal tables.
+"""Tables that can be added up over sites: class sums, gradients, a histogram of cells, marginal tables.
 
 The joiner writes a public file with everything that all sites must count alike: columns, classes, features, questions.
 The round file carries its hash. Each kind of table states how far one unit can change the table, which fixes the price.
 
 - ``class_sums``: the sum of the whitened features of the records of each class. The gradient of a linear softmax model
   with equal weights, the first step of ``method=gradients``, is a function of these sums.
+- ``gradients``: class sums in a first round, then the sum of the clipped gradients at the weights of each round.
 - ``histogram``: the number of units of each class at each question (``method=reverse_knn``).
 - ``marginals``: the number of units with each combination of codes of some columns (``methods.synthetic``).
 """
@@ -37,7 +38,7 @@ from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.sites.charter import Charter
 from pate_torch.sites.points import Encode, check_spec, convert_columns, get_raw_spec
-from pate_torch.sites.rounds import MAX_INPUT
+from pate_torch.sites.rounds import MAX_INPUT, Round
 from pate_torch.sites.shares import TableChange
 from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
 
@@ -117,6 +118,22 @@ class TableKind(ABC):
     @abstractmethod
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> TableKind:
         """Make the table from the output of ``to_content``."""
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds that are planned together, with equal noise; each is charged by itself."""
+        return 1
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Fields of ``Round`` that differ between the rounds of this table: "body" and "options"."""
+        return {}
+
+    def with_round(self, current_round: Round) -> TableKind:
+        """Return what is counted in a round, which the fields of the round complete. Raises ValueError for others."""
+        if len(current_round.body):
+            raise checks.error("round", self.name, "has numbers that this kind of table does not read")
+        return self
 
     def compute_bound(self, max_records: int) -> int:
         """Compute the upper bound on the absolute value of each number of the sum over all sites."""
@@ -224,6 +241,10 @@ class ClassSums(_PointTable):
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)
+        sums = self._make_sums(records, adjacency)
+        return SiteTable(sums.compute_class_sums().numpy(), sums.sensitivity, self.unit_length, records)
+
+    def _make_sums(self, records: PrivateRecords, adjacency: str) -> sensitive.GradientSums:
         z_ND = map_records_batch_invariant(
             lambda feature_BD: sensitive.quantize(self.whitening.whiten_and_clip(feature_BD)).short(),
             nn.Flatten(),
@@ -231,7 +252,7 @@ class ClassSums(_PointTable):
             self.spec,
             do_nothing,
         )
-        sums = sensitive.GradientSums(
+        return sensitive.GradientSums(
             z_ND=z_ND.reshape(-1, self.shape[0]),
             y_N=records.y,
             z_PD=torch.zeros(0, self.shape[0]),
@@ -240,7 +261,6 @@ class ClassSums(_PointTable):
             sensitivity=sensitive.make_vector_sum_sensitivity(adjacency, math.prod(self.shape)),
             scale=1.0,
         )
-        return SiteTable(sums.compute_class_sums().numpy(), sums.sensitivity, self.unit_length, records)
 
     def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         tensors = {name: value.double().numpy() for name, value in self.whitening.to_tensors().items()}
@@ -255,6 +275,90 @@ class ClassSums(_PointTable):
         check_spec(spec, len(center_D))
         checks.positive("radius", radius)
         return cls(label=label, spec=spec, whitening=Whitening(center_D, axis_DE, radius))
+
+
+CLIP_STEPS = 64
+"""Clipping norms are multiples of 1/64, so that class sums times the norm are whole numbers."""
+_DESCENT_FACTS = ("steps", "clip_norm", "num_public", "constant")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Descent(ClassSums):
+    """Releasable. Steps of gradient descent, each of which is a round of its own.
+
+    The sums of the first round are class sums times the clipping norm, from which the size of all steps follows. Those
+    of a later round are the clipped gradients at the weights that the round file holds. One unit changes the sums of
+    every round by a vector of length at most the clipping norm, so all rounds have the same noise.
+
+    Attributes:
+        steps: Number of rounds.
+        clip_norm: Clipping norm of a record's residual e_y - softmax(z W), a multiple of 1/64 of at most 1.
+        num_public: Number of public points.
+        constant: Mean of the last whitened feature among the public points, the 1 of the intercept before clipping.
+        weight_DC: Weights at which the gradients are computed, float64. None in the first round.
+        step_length: Change of the weights by a unit of the sum of gradients over the clipping norm. 0 in the first
+            round.
+    """
+
+    name = "gradients"
+    steps: int
+    clip_norm: float
+    num_public: int
+    constant: float
+    weight_DC: torch.Tensor | None = None
+    step_length: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.integer("steps", self.steps, 1, 1 << 16)
+        if not (checks.between("clip", self.clip_norm, 1 / CLIP_STEPS, 1) * CLIP_STEPS).is_integer():
+            raise checks.error("clip", self.clip_norm, f"must be one of 1/{CLIP_STEPS}, 2/{CLIP_STEPS}, ..., 1")
+
+    @property
+    def num_rounds(self) -> int:
+        return self.steps
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What distinguishes a descent from another one under the same charter."""
+        return self.label, self.spec.class_names, self.steps, self.clip_norm
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        if self.weight_DC is None:
+            return {}
+        return {"body": self.weight_DC.numpy().ravel(), "options": {"step_length": repr(self.step_length)}}
+
+    def with_round(self, current_round: Round) -> Descent:
+        body = current_round.body
+        if not len(body):
+            return self
+        if body.dtype != np.float64 or len(body) != math.prod(self.shape):
+            raise checks.error("round", self.name, f"must hold float64 weights of the shape {self.shape}")
+        step_length = float(current_round.options.get("step_length", 0))
+        return replace(self, weight_DC=torch.from_numpy(body.copy()).reshape(self.shape), step_length=step_length)
+
+    def make_change(self, adjacency: str) -> TableChange:
+        """State the change: a unit adds one vector of length at most ``clip_norm``, or is replaced by another."""
+        length = _NUM_VECTORS[adjacency] * round(self.clip_norm * self.unit_length)
+        return TableChange(length_squared=length**2, numbers=math.prod(self.shape))
+
+    def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
+        records = select_one_per_unit(records, adjacency)
+        sums = self._make_sums(records, adjacency)
+        if self.weight_DC is None:  # multiples of GRID_STEPS, which is a multiple of CLIP_STEPS
+            total_DC = sums.compute_class_sums() // CLIP_STEPS * round(self.clip_norm * CLIP_STEPS)
+        else:
+            total_DC = sums.compute_gradient_sum(self.weight_DC, self.clip_norm)
+        return SiteTable(total_DC.numpy(), sums.sensitivity, round(self.clip_norm * self.unit_length), records)
+
+    def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        facts, arrays = super().to_content()
+        return facts | {name: getattr(self, name) for name in _DESCENT_FACTS}, arrays
+
+    @classmethod
+    def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Descent:
+        sums = ClassSums.from_content(label, facts, arrays)
+        return cls(**vars(sums), **{name: facts[name] for name in _DESCENT_FACTS})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -342,7 +446,7 @@ class MarginalCounts(TableKind):
         return table
 
 
-KINDS: dict[str, type[TableKind]] = {kind.name: kind for kind in (ClassSums, CellCounts, MarginalCounts)}
+KINDS: dict[str, type[TableKind]] = {kind.name: kind for kind in (ClassSums, Descent, CellCounts, MarginalCounts)}
 _is_any_text = lambda value: isinstance(value, str)  # noqa: E731
 _PUBLIC_FIELDS = {
     "kind": is_one_of(*KINDS),

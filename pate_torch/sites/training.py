@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from pate_torch.queries.clusters import Medoids
 from pate_torch.sites import points
 from pate_torch.sites.joiner import NoisySum
 from pate_torch.sites.points import EncoderFiles, make_spec
-from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
+from pate_torch.sites.tables import CellCounts, ClassSums, Descent, MarginalCounts
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.linear import Logistic, ReleasedModel
@@ -42,6 +43,24 @@ def make_class_sums(public: Mapping[str, Any], label: str, classes: Sequence[str
     spec, x_PD = make_spec(public, label, classes, **options)
     whitening = Whitening.from_features(encode(nn.Flatten(), x_PD, spec), _RIDGE)
     return ClassSums(label=label, spec=spec, whitening=whitening)
+
+
+def make_descent(
+    public: Mapping[str, Any], label: str, classes: Sequence[str], steps: int, clip_norm: float, **options: Any
+) -> Descent:
+    """Make the public file of a descent, whose whitening follows from PUBLIC rows. Options: ``make_spec``."""
+    spec, x_PD = make_spec(public, label, classes, **options)
+    feature_PD = encode(nn.Flatten(), x_PD, spec)
+    whitening = Whitening.from_features(feature_PD, _RIDGE)
+    return Descent(
+        label=label,
+        spec=spec,
+        whitening=whitening,
+        steps=steps,
+        clip_norm=clip_norm,
+        num_public=len(x_PD),
+        constant=_compute_constant(whitening, feature_PD),
+    )
 
 
 def make_cell_counts(
@@ -110,7 +129,7 @@ def answer_public_points(
             cell_RP=cell_P[None],
         )
         return pool, release
-    model = fit_class_sums(noisy, kind, feature_PD)
+    model = fit_descent(noisy) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)
     score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
     release = Release(
         noisy.id,
@@ -125,25 +144,55 @@ def answer_public_points(
     return pool, release
 
 
+def take_step(noisy: NoisySum) -> Descent:
+    """Take a step of gradient descent, and return what the next round asks for."""
+    kind = noisy.kind
+    assert isinstance(kind, Descent)
+    gradient_DC = torch.from_numpy(noisy.numbers) / kind.clip_norm
+    if kind.weight_DC is not None:
+        return replace(kind, weight_DC=kind.weight_DC + kind.step_length * gradient_DC)
+    sigma = noisy.sigma / kind.clip_norm
+    weight_DC, step_length = _take_first_step(gradient_DC, sigma, kind.whitening.radius, kind.constant, kind.num_public)
+    return replace(kind, weight_DC=weight_DC, step_length=step_length)
+
+
+def fit_descent(noisy: NoisySum) -> LinearModel:
+    """Make the model of the weights after the step of this sum."""
+    kind = take_step(noisy)
+    assert kind.weight_DC is not None
+    return LinearModel(kind.weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
+
+
 def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:
-    """Take the first step of gradient descent from noisy class sums.
+    """Make the model of the weights after the first step of gradient descent from noisy class sums."""
+    sums_DC, constant = torch.from_numpy(noisy.numbers), _compute_constant(kind.whitening, feature_PD)
+    weight_DC, _ = _take_first_step(sums_DC, noisy.sigma, kind.whitening.radius, constant, len(feature_PD))
+    return LinearModel(weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
+
+
+def _compute_constant(whitening: Whitening, feature_PD: Tensor) -> float:
+    return float(whitening.whiten_and_clip(feature_PD)[:, -1].mean())
+
+
+def _take_first_step(
+    sums_DC: Tensor, sigma: float, radius: float, constant: float, num_public: int
+) -> tuple[Tensor, float]:
+    """Take the first step of gradient descent from noisy class sums, and return the weights and the step's length.
 
     The last row of the sums, of the constant feature, estimates the number of records of each class, because the mean
     of this feature among the public points is known. It sets the step size.
     """
-    whitening, num_classes = kind.whitening, kind.spec.num_classes
-    sums_DC, sigma = torch.from_numpy(noisy.numbers), noisy.sigma
-    constant = float(whitening.whiten_and_clip(feature_PD)[:, -1].mean())
     counts = FirstAnswers(sums_DC[-1] / constant, sigma / constant)
     size, balance, frequency_C = counts.estimate_size(None), counts.estimate_balance(), counts.estimate_frequencies()
     mechanism = GradientDescent(sigma=sigma, adjacency="add_remove", steps=1)
-    mechanism, _ = plan_descent(mechanism, size, len(feature_PD), balance, num_classes)
+    mechanism, _ = plan_descent(mechanism, size, num_public, balance, sums_DC.shape[1])
     log_frequency_C = frequency_C.log()
     start_C = (1 - balance) * (log_frequency_C - log_frequency_C.mean())
     gradient_DC = sums_DC - sums_DC.sum(1, keepdim=True) * start_C.softmax(0)
-    weight_DC = mechanism.first_step_size * whitening.radius / size * gradient_DC
-    weight_DC[-1] += whitening.radius * start_C
-    return LinearModel(weight_DC.float(), torch.zeros(num_classes), whitening)
+    step_length = mechanism.first_step_size * radius / size
+    weight_DC = step_length * gradient_DC
+    weight_DC[-1] += radius * start_C
+    return weight_DC, step_length
 
 
 def fit_table(noisy: NoisySum, seed: int = 0, num_components: int = 200, steps: int = 300) -> TableModel:

@@ -47,7 +47,7 @@ def write_csv(path: Path, rows) -> None:
         writer.writerows(zip(*(column.to_pylist() for column in rows.values()), strict=True))
 
 
-def release(folder: Path, kind: str, num_sites: int, colluding: int, num_rows: int = 300) -> Path:
+def release(folder: Path, kind: str, num_sites: int, colluding: int, num_rows: int = 300, num_rounds: int = 1) -> Path:
     """Make a release of several sites by the commands, and return its folder."""
     names = [f"s{number}" for number in range(num_sites)]
     for seed, name in enumerate(names):
@@ -66,18 +66,23 @@ def release(folder: Path, kind: str, num_sites: int, colluding: int, num_rows: i
     details = ("--schema", "schema.yaml") if kind == "marginals" else (*public, "--label", "y", "--classes", *CLASSES)
     if kind == "histogram":
         details += ("--questions", "20")
-    keys = ("join", "keys", *(f"{name}.confirmed" for name in names))
-    run(folder, "none", keys, ("join", "ask", kind, "--epsilon", "0.5", *details))
-    for name in names:
-        command = ("site", "answer", "join/round-0.json", "--folder", name, "--keys", "keys.json")
-        run(folder, f"home-{name}", (*command, "--data", f"{name}.csv"))
-    answers = ("join", "sum", *(f"{name}.answer-0.pate" for name in names))
-    run(folder, "none", answers, ("join", "train", *public, "--out", "release"))
+    if kind == "gradients":
+        details += ("--steps", str(num_rounds))
+    run(folder, "none", ("join", "keys", *(f"{name}.confirmed" for name in names)))
+    for slot in range(num_rounds):
+        run(folder, "none", ("join", "ask", kind, "--epsilon", "0.5", *details))
+        files = ("--sum", f"join/sum-{slot - 1}.json") if slot else ("--keys", "keys.json")
+        for name in names:
+            command = ("site", "answer", f"join/round-{slot}.json", "--folder", name, *files)
+            run(folder, f"home-{name}", (*command, "--data", f"{name}.csv"))
+        run(folder, "none", ("join", "sum", *(f"{name}.answer-{slot}.pate" for name in names)))
+    run(folder, "none", ("join", "train", *public, "--out", "release"))
     assert not (folder / "none" / "ledger.sqlite").exists()  # the joiner has no account
     for name in names:
         with open_ledger(folder / f"home-{name}", readonly=True) as ledger:
-            (charge,) = ledger.get_charges("scans").values()
-            assert 0.499 < compute_guarantee(charge.reserved_events, 1e-5).epsilon <= 0.5
+            charges = ledger.get_charges("scans").values()
+            events = [event for charge in charges for event in charge.reserved_events]
+            assert len(charges) == num_rounds and 0.499 < compute_guarantee(events, 1e-5).epsilon <= 0.5
         assert (folder / f"{name}.answer-0.pate").stat().st_size < 100_000
     return folder / "release"
 
@@ -122,6 +127,20 @@ def test_three_sites_are_as_accurate_as_one_curator(tmp_path, kind):
     assert trust["colluding"] == 1 and [price["colluding"] for price in trust["prices"]] == [0, 1, 2]
     epsilons = [price["epsilon"] for price in trust["prices"]]
     assert epsilons[0] < epsilons[1] <= 0.5 < epsilons[2]
+
+
+def test_three_sites_take_three_steps_of_gradient_descent(tmp_path):
+    folder = release(tmp_path, "gradients", num_sites=3, colluding=1, num_rounds=3)
+    accuracy = compute_accuracy(ReleasedClassifier.load(folder).predict)
+    assert accuracy > 0.8
+    assert main(("verify", str(folder))) == 0
+    statement = (folder / "README.md").read_text()
+    assert "| This release alone | 0.500 |" in statement and "Trust: distributed, t = 1 of 3." in statement
+    rounds = {f"{name}-{slot}.json" for name in ("round", "sum") for slot in range(3)}
+    assert {path.name for path in folder.iterdir()} >= {"charter.json", "round-0.public", *rounds}
+    joiner = Joiner(tmp_path / "join")  # a third step from the first sum alone would be another model
+    assert len({joiner.load_sum(slot).numbers.tobytes() for slot in range(3)}) == 3
+    assert joiner.load_sum(1).kind.weight_DC is not None and joiner.load_sum(0).kind.weight_DC is None
 
 
 def test_ten_sites_and_three_who_collude(tmp_path):

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from mpmath import mp
 
+from pate_torch.accounting import discrete_gaussian
 from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.accounting.discrete_gaussian import bound_tau
 from pate_torch.accounting.events import ZCDPEvent
-from pate_torch.sites import shares
 from pate_torch.sites.shares import TableChange, check_share, compute_events, compute_share
 
 
@@ -35,9 +36,9 @@ def test_the_sum_of_shares_is_nearly_a_discrete_gaussian_number(square, bound):
         single = compute_law(7 * square, middle)
         error = max(abs(mp.log(total[middle + z] / single[middle + z])) for z in range(-20, 21))
     share = Fraction(math.sqrt(square))
-    assert 0 < error <= shares._bound_tau(share, 7) / 2
+    assert 0 < error <= bound_tau(float(share), 7) / 2
     exact_tau = 10 * sum(math.exp(-2 * math.pi**2 * square * k / (k + 1)) for k in range(1, 7))
-    assert exact_tau <= shares._bound_tau(share, 7)
+    assert exact_tau <= bound_tau(float(share), 7)
     assert exact_tau / 2 == pytest.approx(bound, rel=0.05)
 
 
@@ -52,7 +53,7 @@ def compute_exact_delta(epsilon, shift, sigma):
 @pytest.mark.parametrize(("epsilon", "honest"), [(0.1, 1), (0.5, 7), (2.0, 7)])
 def test_the_price_covers_the_exact_delta_and_little_more(monkeypatch, epsilon, honest):
     """A table of one number, with so little noise that the sum over all integers can be computed."""
-    monkeypatch.setattr(shares, "_MAX_LAW_DELTA", 1e-8)
+    monkeypatch.setattr(discrete_gaussian, "_MAX_LAW_DELTA", 1e-8)
     sigma = 5e5
     share = Fraction(math.ceil(sigma / math.sqrt(honest)))
     shift = int(0.5 * sigma)

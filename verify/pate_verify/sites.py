@@ -75,7 +75,9 @@ class Protocol:
         self.keys = [SignedFile("key file", text.encode()) for text in self.charter.content["key_files"]]
         slots = range(len(rounds))
         self.rounds = [SignedFile("round", (path / f"round-{slot}.json").read_bytes()) for slot in slots]
-        self.publics = [SignedFile("public", (path / f"round-{slot}.public").read_bytes()) for slot in slots]
+        # Several rounds may share a public file. Only names of the release folder are read.
+        names = [Path(next(iter(file.content["files"]))).name for file in self.rounds]
+        self.publics = [SignedFile("public", (path / name).read_bytes()) for name in names]
         self.sums = {slot: SignedFile("sum", (path / f"sum-{slot}.json").read_bytes()) for slot in self.slots}
 
     def compute_squared_length(self, slot: int) -> int:
@@ -85,8 +87,11 @@ class Protocol:
         """
         vectors = 2 if self.charter.content["adjacency"] == "replace_one" else 1
         match self.rounds[slot].content["kind"]:
-            case "class_sums" | "gradients":
+            case "class_sums":
                 return vectors**2 * UNIT_LENGTH**2
+            case "gradients":  # clipped to this length in every round
+                clip = Fraction(json.loads(self.publics[slot].content["facts"])["clip_norm"])
+                return math.ceil(vectors * UNIT_LENGTH * clip) ** 2
             case "votes":  # one teacher changes its vote on every question
                 return 2 * int(self.rounds[slot].content["shape"][0]) * COUNT_LENGTH**2
             case "histogram":
