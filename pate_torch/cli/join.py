@@ -4,6 +4,7 @@
     pate join keys    *.confirmed --out keys.json
     pate join ask     class_sums --epsilon 0.5 --public public.csv --label y --classes no yes     # round-0.json
     pate join ask     marginals --epsilon 0.5 --schema schema.yaml
+    pate join ask     votes --epsilon 0.5 --public public.csv --label y --classes no yes --questions 100
     pate join sum     *.answer-0.pate                                                             # sum-0.json
     pate join train   --public public.csv --out release/
 
@@ -35,17 +36,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     charter.add_argument("--max-records", type=int, required=True, help="upper bound on all records together")
     charter.add_argument("--adjacency", default="add_remove", choices=("add_remove", "replace_one"))
     charter.add_argument("--records", type=int, nargs="+", help="records of each site, under replace_one")
+    charter.add_argument("--teachers", type=int, nargs="+", default=[0], help="teachers of each site, or of all alike")
     charter.add_argument("--unit", default="record", help="record, or group:COLUMN (default: record)")
     charter.add_argument("--max-sites-per-unit", type=int, default=1, help="sites at which a unit may be (default: 1)")
     charter.add_argument("--delta", default="1/100000", help="delta, as a fraction (default: 1/100000)")
     keys.add_argument("files", type=Path, nargs="+", help="confirmation file of each site")
     for each, name in ((charter, "charter.json"), (keys, "keys.json")):
         each.add_argument("--out", type=Path, default=Path(name), help=f"file for the sites (default: {name})")
-    ask.add_argument("kind", choices=("class_sums", "histogram", "marginals"))
+    ask.add_argument("kind", metavar="KIND", help="class_sums, histogram, marginals or votes")
     ask.add_argument("--epsilon", type=float, required=True, help="largest price of the round")
     ask.add_argument("--label", help="column of the class")
     ask.add_argument("--classes", nargs="+", default=[], help="name of each class")
-    ask.add_argument("--questions", type=int, default=100, help="points of a histogram (default: 100)")
+    ask.add_argument("--questions", type=int, default=100, help="points of histogram or votes (default: 100)")
+    ask.add_argument("--mechanism", default="gaussian", help="mechanism of votes: gaussian, whose counts can be added")
+    ask.add_argument("--teacher", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the teachers of votes")
     ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
     ask.add_argument("--order", type=int, default=2, help="columns beside the target in a table (default: 2)")
     total.add_argument("files", type=Path, nargs="+", help="answer of each site")
@@ -68,7 +72,7 @@ def _charter(parsed: argparse.Namespace) -> None:
         classes=parsed.classes,
         max_records=parsed.max_records,
         max_sites_per_unit=parsed.max_sites_per_unit,
-        teachers=(0,) * count,
+        teachers=tuple(parsed.teachers) * (count if len(parsed.teachers) == 1 else 1),
         records=tuple(parsed.records or (0,) * count),
         files={},
     )
@@ -89,7 +93,12 @@ def _ask(parsed: argparse.Namespace) -> None:
     from pate_torch.privacy.domain import TableDomain
     from pate_torch.sites import training
     from pate_torch.sites.tables import TableKind
+    from pate_torch.sites.votes import check_mechanism
 
+    for name in (parsed.kind, parsed.mechanism):
+        check_mechanism(name)
+    checks.one_of("kind", parsed.kind, ("class_sums", "histogram", "marginals", "votes"))
+    checks.one_of("--mechanism", parsed.mechanism, ("gaussian",))
     joiner = _open_joiner(parsed)
     kind: TableKind
     if parsed.kind == "marginals":
@@ -104,8 +113,12 @@ def _ask(parsed: argparse.Namespace) -> None:
         public = _read_public(parsed)
         if parsed.kind == "class_sums":
             kind = training.make_class_sums(public, parsed.label, parsed.classes)
-        else:
+        elif parsed.kind == "histogram":
             kind = training.make_cell_counts(public, parsed.label, parsed.classes, parsed.questions)
+        else:
+            pairs = (setting.partition("=") for setting in parsed.teacher)
+            teacher = {key: yaml.safe_load(value) for key, _, value in pairs}
+            kind = training.make_vote_counts(public, parsed.label, parsed.classes, parsed.questions, teacher)
     slot, raw, _ = joiner.ask(kind, parsed.epsilon)
     price = joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
     print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slot}.public to all sites.")

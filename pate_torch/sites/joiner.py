@@ -30,7 +30,7 @@ from pate_torch.sites.rounds import Round, make_round, make_sum_file, read_round
 from pate_torch.sites.shares import compute_events, compute_share
 from pate_torch.sites.signed import ZERO_DIGEST
 from pate_torch.sites.site import check_public_file, compute_round_events
-from pate_torch.sites.tables import TableKind
+from pate_torch.sites.tables import TableKind, read_public_file
 
 _README = """PRIVATE: do not share.
 
@@ -123,6 +123,7 @@ class Joiner:
                 problem = f"has only {charter.num_slots} slots, and all of them are used"
                 raise checks.error("charter", charter.digest.hex(), problem, "Make a new charter with new keys.")
             public = kind.to_file(charter, key)
+            read_public_file(charter, public)  # refuses numbers that no site would accept
             raw = make_round(
                 charter,
                 key,
@@ -130,7 +131,7 @@ class Joiner:
                 slot=slot,
                 kind=kind.name,
                 shape=kind.shape,
-                bound=kind.compute_bound(charter.terms.max_records),
+                bound=kind.compute_bound(charter.terms),
                 previous=record.last_sum,
                 files={f"round-{slot}.public": hashlib.sha256(public).hexdigest()},
             )

@@ -7,6 +7,7 @@ The round file carries its hash. Each kind of table states how far one unit can 
   with equal weights, the first step of ``method=gradients``, is a function of these sums.
 - ``histogram``: the number of units of each class at each question (``method=reverse_knn``).
 - ``marginals``: the number of units with each combination of codes of some columns (``methods.synthetic``).
+- ``votes``: the number of teachers that vote for each class at each question (``votes``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -35,7 +36,8 @@ from pate_torch.privacy.partition import select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.whitening import Whitening
-from pate_torch.sites.charter import Charter
+from pate_torch.sites import rounds
+from pate_torch.sites.charter import Charter, Terms
 from pate_torch.sites.rounds import MAX_INPUT
 from pate_torch.sites.shares import TableChange
 from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
@@ -55,12 +57,14 @@ class SiteTable:
         sensitivity: Sensitivity of the whole table, in multiples of ``unit``.
         unit: Number of the table's whole numbers in 1 of ``sensitivity``.
         records: PRIVATE. Records that were counted.
+        on_new_head: Function that stores the hash of the newest ledger entry with stored teachers, if there are any.
     """
 
     numbers: np.ndarray
     sensitivity: sensitive.Sensitivity
     unit: int
     records: PrivateRecords
+    on_new_head: Callable[[str], object] = do_nothing
 
     def check_change(self, change: TableChange) -> None:
         """Raise ValueError if one unit can change the table by more than the price covers."""
@@ -109,9 +113,9 @@ class TableKind(ABC):
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> TableKind:
         """Make the table from the output of ``to_content``."""
 
-    def compute_bound(self, max_records: int) -> int:
+    def compute_bound(self, terms: Terms) -> int:
         """Compute the upper bound on the absolute value of each number of the sum over all sites."""
-        return max_records * self.unit_length
+        return terms.max_records * self.unit_length
 
     def read_records(self, table: Mapping[str, Any], unit: str) -> PrivateRecords:
         """PRIVATE. Convert the rows of a table to records, each by its own cells alone.
@@ -169,7 +173,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _PointTable(TableKind):
+class PointTable(TableKind):
     """Releasable. Base of the tables of records with features and a class.
 
     Attributes:
@@ -187,7 +191,7 @@ class _PointTable(TableKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ClassSums(_PointTable):
+class ClassSums(PointTable):
     """Releasable. Sums of the whitened features of the records of each class.
 
     Attributes:
@@ -242,7 +246,7 @@ class ClassSums(_PointTable):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CellCounts(_PointTable):
+class CellCounts(PointTable):
     """Releasable. Number of units of each class at the nearest question.
 
     Attributes:
@@ -326,9 +330,10 @@ class MarginalCounts(TableKind):
 
 
 KINDS: dict[str, type[TableKind]] = {kind.name: kind for kind in (ClassSums, CellCounts, MarginalCounts)}
+"""Kinds of tables by name, to which modules that build on this one add theirs."""
 _is_any_text = lambda value: isinstance(value, str)  # noqa: E731
 _PUBLIC_FIELDS = {
-    "kind": is_one_of(*KINDS),
+    "kind": is_one_of(*rounds.KINDS),
     "label": _is_any_text,
     "facts": _is_any_text,
     "names": is_list_of(_is_any_text, high=8),

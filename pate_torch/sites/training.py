@@ -29,6 +29,7 @@ from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
 from pate_torch.sites.joiner import NoisySum
 from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
+from pate_torch.sites.votes import VoteCounts, make_recipe
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.linear import Logistic, ReleasedModel
@@ -81,18 +82,48 @@ def make_cell_counts(
     """Make the public file of a histogram, whose questions are central PUBLIC points."""
     spec, x_PD = make_spec(public, label, classes)
     checks.integer("questions", num_questions, 1, len(x_PD))
-    feature_PD, empty_Q = encode(nn.Flatten(), x_PD, spec), torch.zeros(0, dtype=torch.int64)
+    feature_PD = encode(nn.Flatten(), x_PD, spec)
+    return CellCounts(label=label, spec=spec, query_QD=feature_PD[_select_medoids(spec, x_PD, num_questions, seed)])
+
+
+def make_vote_counts(
+    public: Mapping[str, Any],
+    label: str,
+    classes: Sequence[str],
+    num_questions: int,
+    teacher: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> VoteCounts:
+    """Make the public file of votes on central PUBLIC points.
+
+    Args:
+        public: PUBLIC rows; see ``make_spec`` for this and the next two arguments.
+        label: Name of the column of the class.
+        classes: Name of each class.
+        num_questions: Number of questions.
+        teacher: Settings of ``TeacherRecipe``, the same for the teachers of all sites. None for the defaults.
+        seed: Seed of the choice of questions, of the shards and of the training. It seeds no noise.
+    """
+    spec, x_PD = make_spec(public, label, classes)
+    checks.integer("questions", num_questions, 1, len(x_PD))
+    query_x = x_PD[_select_medoids(spec, x_PD, num_questions, seed)]
+    return VoteCounts(label=label, spec=spec, query_x=query_x, teacher=make_recipe(teacher or {}), seed=seed)
+
+
+def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int, seed: int) -> Tensor:
+    """Select central public points."""
+    empty_Q = torch.zeros(0, dtype=torch.int64)
     state = QueryState(
         spec=spec,
         pool_x=x_PD,
         query_Q=empty_Q,
         label_Q=empty_Q,
-        num_remaining=num_questions,
+        num_remaining=count,
         num_rounds_left=1,
         seed=seed,
-        feature_PD=feature_PD,
+        feature_PD=encode(nn.Flatten(), x_PD, spec),
     )
-    return CellCounts(label=label, spec=spec, query_QD=feature_PD[Medoids().select(state)])
+    return Medoids().select(state)
 
 
 def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
@@ -106,15 +137,19 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
-    assert isinstance(kind, ClassSums | CellCounts) and kind.spec.schema is not None
+    assert isinstance(kind, ClassSums | CellCounts | VoteCounts) and kind.spec.schema is not None
     columns = {name: cells for name, cells in public.items() if name != kind.label}
     x_PD = torch.from_numpy(kind.spec.schema.encode(columns, unknown="zeros", missing="nan"))
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
     empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
     release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
-    if isinstance(kind, CellCounts):
+    if isinstance(kind, CellCounts | VoteCounts):
         counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
-        cell_P = assign_cells(feature_PD, kind.query_QD)
+        cell_RP = None
+        if isinstance(kind, CellCounts):
+            cell_RP = assign_cells(feature_PD, kind.query_QD)[None]
+        else:
+            pool = PublicPool(torch.cat([kind.query_x, x_PD]))  # the questions come first
         release = Release(
             release.id,
             torch.arange(len(counts.counts_QC)),
@@ -123,7 +158,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
             (),
             noisy_counts=counts,
             queries_per_round=(len(counts.counts_QC),),
-            cell_RP=cell_P[None],
+            cell_RP=cell_RP,
         )
         return Logistic().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
     model = fit_class_sums(noisy, kind, feature_PD)
