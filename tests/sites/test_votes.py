@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pate_torch.sites import training
 from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.rounds import accept_sum, read_round
 from pate_torch.sites.tables import COUNT_STEPS, read_public_file
+from pate_torch.teachers import training as teachers_training
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.store import TeacherStore
 from tests.sites.site_tables import CLASSES, PUBLIC, make_consortium, make_rows, select_rows
@@ -169,27 +171,41 @@ def test_one_unit_moves_at_most_one_vote_at_each_question(tmp_path, no_trial, na
     assert largest > 0
 
 
-def make_overlapping_shards(self, private, num_teachers, seed):
-    """Give every record to two teachers: the planted fault."""
-    shards = make_shards(self, private, num_teachers, seed)
-    both_KS = torch.cat([shards.index_KS, shards.index_KS.roll(1, 0)], 1)
-    return Shards(both_KS, both_KS >= 0, shards.adjacency, shards.unit)
+def test_shards_in_which_two_teachers_see_one_unit_are_refused(tmp_path, no_trial, monkeypatch):
+    make_shards = AddRemove.make_shards
+
+    def give_records_to_two_teachers(self, private, num_teachers, seed):
+        shards = make_shards(self, private, num_teachers, seed)
+        both_KS = torch.cat([shards.index_KS, shards.index_KS.roll(1, 0)], 1)
+        return Shards(both_KS, both_KS >= 0, shards.adjacency, shards.unit)
+
+    def split_patients(self, private, num_teachers, seed):
+        index_KS = torch.arange(len(private)).reshape(num_teachers, -1)
+        return Shards(index_KS, index_KS >= 0, "add_remove", private.unit)
+
+    for fault, message in (
+        (give_records_to_two_teachers, "one record would reach two teachers"),
+        (split_patients, "assigns one group:patient to two shards"),
+    ):
+        monkeypatch.setattr(AddRemove, "make_shards", fault)
+        with pytest.raises(ValueError, match=message):
+            count(make_votes(), tmp_path, make_patients(), "add_remove", "group:patient", 9)
 
 
-make_shards = AddRemove.make_shards
+@pytest.mark.parametrize("name", ["records added or removed", "records replaced"])
+def test_a_training_in_which_two_teachers_see_one_unit_is_found(tmp_path, no_trial, monkeypatch, name):
+    gather_chunk = teachers_training.gather_chunk
 
+    def leak(private, shards, teachers):
+        both = SimpleNamespace(
+            mask_KS=torch.cat([shards.mask_KS, shards.mask_KS.roll(-1, 0)], 1),
+            get_indices=lambda k: torch.cat([shards.get_indices(i % shards.num_teachers) for i in (k, k + 1)]),
+        )
+        return gather_chunk(private, both, teachers)
 
-@pytest.mark.parametrize("name", [name for name in CASES if "removed" in name])
-def test_a_unit_that_two_teachers_see_is_found(tmp_path, no_trial, monkeypatch, name):
-    monkeypatch.setattr(AddRemove, "make_shards", make_overlapping_shards)
-    with pytest.raises(ValueError, match="to two shards"):
-        measure_largest_change(tmp_path, *CASES[name])
-    # Without this check of the package, the measurement of this file finds the fault.
-    unchecked = lambda partition, *arguments: partition.make_shards(*arguments)  # noqa: E731
-    monkeypatch.setattr(teacher_votes, "assign_shards", unchecked)
-    if name != "patients added or removed":
-        largest, priced = measure_largest_change(tmp_path, *CASES[name])
-        assert largest > priced
+    monkeypatch.setattr(teachers_training, "gather_chunk", leak)
+    largest, priced = measure_largest_change(tmp_path, *CASES[name])
+    assert largest > priced
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -197,9 +213,9 @@ def test_a_unit_that_two_teachers_see_is_found(tmp_path, no_trial, monkeypatch, 
 
 def test_what_cannot_be_asked_is_refused_before_a_charge(tmp_path, no_trial, monkeypatch):
     refusals = {
-        "teachers=0 must be an integer": {},
+        "teachers=0: must be an integer": {},
         "protects single records": {"adjacency": "replace_one", "unit": "group:p", "records": (9,) * 3, "teachers": 2},
-        "num_teachers=10 must be": {"adjacency": "replace_one", "records": (20, 20, 9), "teachers": 10},
+        "num_teachers=10: must be": {"adjacency": "replace_one", "records": (20, 20, 9), "teachers": 10},
     }
     for number, (match, changes) in enumerate(refusals.items()):
         teachers = (changes.pop("teachers", 0),) * 3
