@@ -1,8 +1,10 @@
-"""``pate join``: collect and add up the answers of sites that do not trust each other, and train from the noisy sum.
+r"""``pate join``: collect and add up the answers of sites that do not trust each other, and train from the noisy sum.
 
     pate join charter *.key --colluding 3 --classes 2 --max-records 100000 --out charter.json
     pate join keys    *.confirmed --out keys.json
     pate join ask     class_sums --epsilon 0.5 --public public.csv --label y --classes no yes     # round-0.json
+    pate join ask     class_sums --epsilon 0.5 --public scans/ --label y --classes no yes \
+                      --encoder network=torchvision:resnet18 weights=resnet18.pth license=BSD-3-Clause
     pate join ask     marginals --epsilon 0.5 --schema schema.yaml
     pate join ask     votes --epsilon 0.5 --public public.csv --label y --classes no yes --questions 100
     pate join sum     *.answer-0.pate                                                             # sum-0.json
@@ -15,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pate_torch.cli.site import run_or_refuse
+from pate_torch.cli.site import add_encoder_options, get_encoder_files, run_or_refuse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,8 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ask.add_argument("--order", type=int, default=2, help="columns beside the target in a table (default: 2)")
     total.add_argument("files", type=Path, nargs="+", help="answer of each site")
     for each in (ask, train):
-        each.add_argument("--public", type=Path, help="CSV or Parquet file of public rows")
+        each.add_argument("--public", type=Path, help="public rows (CSV, Parquet), or images (folder, .npy, .npz)")
         each.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
+    ask.add_argument("--text", metavar="COLUMN", help="column of the texts, if points are texts")
+    ask.add_argument("--encoder", nargs="+", metavar="KEY=VALUE", help="settings of features.encoder.Encoder")
+    add_encoder_options(train)
     train.add_argument("--out", type=Path, required=True, help="new folder for everything that may be published")
     return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
 
@@ -110,15 +116,14 @@ def _ask(parsed: argparse.Namespace) -> None:
         if parsed.label is None or len(parsed.classes) != joiner.charter.terms.classes:
             problem = f"must name the {joiner.charter.terms.classes} classes of the charter, and --label their column"
             raise checks.error("--classes", parsed.classes, problem)
-        public = _read_public(parsed)
+        public, options = _read_public(parsed), {"text": parsed.text, "encoder": _make_encoder(parsed.encoder)}
         if parsed.kind == "class_sums":
-            kind = training.make_class_sums(public, parsed.label, parsed.classes)
+            kind = training.make_class_sums(public, parsed.label, parsed.classes, **options)
         elif parsed.kind == "histogram":
-            kind = training.make_cell_counts(public, parsed.label, parsed.classes, parsed.questions)
+            kind = training.make_cell_counts(public, parsed.label, parsed.classes, parsed.questions, **options)
         else:
-            pairs = (setting.partition("=") for setting in parsed.teacher)
-            teacher = {key: yaml.safe_load(value) for key, _, value in pairs}
-            kind = training.make_vote_counts(public, parsed.label, parsed.classes, parsed.questions, teacher)
+            options["teacher"] = _read_settings(parsed.teacher)
+            kind = training.make_vote_counts(public, parsed.label, parsed.classes, parsed.questions, **options)
     slot, raw, _ = joiner.ask(kind, parsed.epsilon)
     price = joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
     print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slot}.public to all sites.")
@@ -155,7 +160,7 @@ def _train(parsed: argparse.Namespace) -> None:
         model.save(release / TABLE_FILE_NAME)
         write_rows(release / ROWS_FILE_NAME, model.sample())
     else:
-        save(training.train_student(noisy, public), release / MODEL_FILE_NAME)
+        save(training.train_student(noisy, public, get_encoder_files(parsed)), release / MODEL_FILE_NAME)
     print(write_statement(joiner, noisy.slot, release))
     print(f"Everything that may be published is in {release}.")
 
@@ -172,11 +177,27 @@ def _read_all(files: Sequence[Path]) -> dict[str, bytes]:
 
 def _read_public(parsed: argparse.Namespace) -> dict[str, Any]:
     from pate_torch.core import checks
-    from pate_torch.data.table_files import read_table
+    from pate_torch.sites.points import read_columns
 
     if parsed.public is None:
         raise checks.error("--public", None, "must name a file of public rows")
-    return dict(read_table("--public", parsed.public, parsed.separator))
+    return read_columns("--public", parsed.public, parsed.separator)
+
+
+def _make_encoder(settings: Sequence[str] | None) -> Any:
+
+    from pate_torch.core import checks
+    from pate_torch.features.encoder import Encoder
+
+    if settings is None:
+        return None
+    return Encoder(**checks.mapping("--encoder", _read_settings(settings), fields(Encoder)))
+
+
+def _read_settings(settings: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    return {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
     pate site init    --account scans --name "Anna Hospital" --folder anna   # writes anna.key, for the joiner
     pate site confirm charter.json --folder anna --cap 1                     # people compare 24 words; anna.confirmed
     pate site answer  round-0.json --folder anna --keys keys.json --data patients.csv   # charges; anna.answer-0.pate
+    pate site answer  round-0.json --folder anna --data scans/ --weights resnet18.pth   # images in scans/<class>/
 
 The folder holds the private keys of the site. The ledger of the site is the one in PATE_HOME.
 """
@@ -13,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options["confirm"].add_argument("--cap", type=float, required=True, help="largest total epsilon of the account")
     options["confirm"].add_argument("--heard", metavar="WORDS", help="the 24 words that another site read aloud")
     options["answer"].add_argument("round", type=Path, help="round file; its public file lies beside it")
-    options["answer"].add_argument("--data", type=Path, required=True, help="CSV or Parquet file of private rows")
+    options["answer"].add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
+    options["answer"].add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
+    add_encoder_options(options["answer"])
     options["answer"].add_argument("--keys", type=Path, help="file that `pate join keys` wrote, for the first round")
     options["answer"].add_argument("--sum", type=Path, help="sum file of the last round, for a later round")
     options["answer"].add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
     return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
+
+
+def add_encoder_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the files of the encoder that a public file names."""
+    for name in ("weights", "tokenizer"):
+        parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
+
+
+def get_encoder_files(parsed: argparse.Namespace) -> dict[str, Path] | None:
+    """Return the paths of the encoder's files, or None if there are none."""
+    files = {"weights": parsed.weights, "tokenizer": parsed.tokenizer}
+    return {name: path for name, path in files.items() if path is not None} or None
 
 
 def run_or_refuse(commands: Mapping[str, Callable[[argparse.Namespace], None]], parsed: argparse.Namespace) -> int:
@@ -85,8 +101,8 @@ def _confirm(parsed: argparse.Namespace) -> None:
 
 def _answer(parsed: argparse.Namespace) -> None:
     from pate_torch.core import checks
-    from pate_torch.data.table_files import read_table
     from pate_torch.sites.pairs import accept_bundle
+    from pate_torch.sites.points import read_columns
     from pate_torch.sites.rounds import accept_sum, open_round
 
     site, raw = _open_site(parsed.folder), parsed.round.read_bytes()
@@ -99,10 +115,9 @@ def _answer(parsed: argparse.Namespace) -> None:
     if path.name not in current_round.files:
         raise checks.error("round", str(parsed.round), "names no public file", "Ask the joiner for another round.")
 
-    def read_data() -> Any:
-        return read_table("data", parsed.data, parsed.separator)
-
-    answer = site.answer(raw, path.read_bytes(), read_data, source=str(parsed.round))
+    read_data = partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)
+    options = {"encoder": get_encoder_files(parsed), "source": str(parsed.round)}
+    answer = site.answer(raw, path.read_bytes(), read_data, **options)
     _write(parsed.folder, f"answer-{current_round.slot}.pate", answer, "Send it to the joiner.")
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement
+from pate_torch.methods.base import get_unit_column
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger, open_ledger
@@ -31,6 +32,7 @@ from pate_torch.sites import rounds
 from pate_torch.sites.charter import Charter
 from pate_torch.sites.keys import DEFAULT_NUM_SLOTS, SiteState
 from pate_torch.sites.pairs import confirm_charter, load_charter
+from pate_torch.sites.points import Encode, EncoderFiles, open_encoder
 from pate_torch.sites.rounds import Round
 from pate_torch.sites.shares import compute_events
 from pate_torch.sites.tables import SiteTable, TableKind, read_public_file
@@ -89,13 +91,17 @@ class Site:
             self._open_account(ledger, account, self._load_charter(), cap_epsilon, _PLANNED_EVENTS)
         return confirmation
 
-    def answer(self, round_raw: bytes, public_raw: bytes, data: Any, *, source: str = "") -> bytes:
+    def answer(
+        self, round_raw: bytes, public_raw: bytes, data: Any, *, encoder: EncoderFiles = None, source: str = ""
+    ) -> bytes:
         """Answer a round: charge its price, and add a share of noise and the masks to the table of the records.
 
         Args:
             round_raw: Bytes of the round file.
             public_raw: Bytes of the public file that the round file names.
-            data: PRIVATE. {column: cells}, or a function that reads it. Nothing is read for a round that was answered.
+            data: PRIVATE. {column: cells}, or a function that reads it, whose arguments are the columns of the class
+                and of the unit, ``label`` and ``unit``. Nothing is read for a round that was answered.
+            encoder: Encoder that the public file describes, or the paths of its files. None if it describes none.
             source: Name of the round file, for messages.
 
         Returns:
@@ -114,7 +120,9 @@ class Site:
         with open_ledger(self.home) as ledger:  # before teachers are trained, which may take hours
             self._open_account(ledger, self.account, charter, None, events)
             Budget.from_account(ledger, self.account).check_events(events)
-        table = self._count(charter, kind, data() if callable(data) else data)
+        encode = open_encoder(kind.encoder, encoder, self.account, self.home)
+        data = data(label=kind.label, unit=get_unit_column(charter.terms.unit)) if callable(data) else data
+        table = self._count(charter, kind, data, encode)
         table.check_change(kind.make_change(charter.terms.adjacency))
         fingerprint = TeacherStore(self.home).compute_content_fingerprint(table.records)
         with open_ledger(self.home) as ledger, ExitStack() as stack:
@@ -149,10 +157,10 @@ class Site:
         with self.state.open() as secrets:
             return load_charter(self.state, secrets)
 
-    def _count(self, charter: Charter, kind: TableKind, data: Any) -> SiteTable:
+    def _count(self, charter: Charter, kind: TableKind, data: Any, encode: Encode | None = None) -> SiteTable:
         """PRIVATE. Count the records of this site."""
         terms = charter.terms
-        records = kind.read_records(data, terms.unit)
+        records = kind.read_records(data, terms.unit, encode)
         if terms.adjacency == "replace_one":
             with self.state.open() as secrets:
                 declared = terms.records[secrets.place]

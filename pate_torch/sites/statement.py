@@ -9,6 +9,7 @@ from pathlib import Path
 from pate_torch.accounting.accountant import Guarantee
 from pate_torch.core.files import compute_file_digest, write_atomically
 from pate_torch.core.formatting import format_delta, format_epsilon
+from pate_torch.privacy.records import EncoderCard
 from pate_torch.release.report import format_route
 from pate_torch.sites.joiner import Joiner
 
@@ -54,6 +55,7 @@ def write_statement(joiner: Joiner, slot: int, release: Path) -> str:
         "records at k times as many sites pays k mu.",
         "Not protected: a site as such (its mixture of classes), who answered and when, and the correctness of the "
         "sum, because a site may send any numbers.",
+        *_describe_encoder(joiner.load_sum(slot).kind.encoder),
         "Sites: " + "; ".join(site.site for site in charter.sites) + ".",
         f"Fingerprint of the charter: {charter.format_fingerprint()}.",
     ]
@@ -66,6 +68,15 @@ def write_statement(joiner: Joiner, slot: int, release: Path) -> str:
 def format_trust(colluding: int, num_sites: int) -> str:
     """Format whom a guarantee trusts, as in "distributed, t = 3 of 10"."""
     return f"distributed, t = {colluding} of {num_sites}"
+
+
+def _describe_encoder(card: EncoderCard | None) -> list[str]:
+    if card is None:
+        return []
+    tokenizer = f", tokenizer SHA-256 {card.tokenizer_sha256}" if card.tokenizer_sha256 else ""
+    origin = f"license: {card.license or 'not declared'}; trained on: {card.trained_on or 'not declared'}"
+    disjoint = " The joiner states that its training data contain no private record." if card.disjoint else ""
+    return [f"The encoder is public: {card.name}, SHA-256 {card.sha256}{tokenizer}; {origin}.{disjoint}"]
 
 
 def _format(guarantee: Guarantee) -> str:

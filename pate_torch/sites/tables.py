@@ -16,13 +16,13 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import nn
+from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.core.progress import do_nothing
@@ -33,17 +33,21 @@ from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import sensitive
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.partition import select_one_per_unit
-from pate_torch.privacy.records import DataSpec, PrivateRecords
+from pate_torch.privacy.records import DataSpec, EncoderCard, PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.sites import rounds
 from pate_torch.sites.charter import Charter, Terms
+from pate_torch.sites.points import Encode, check_spec, convert_columns, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT
 from pate_torch.sites.shares import TableChange
 from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
 
 COUNT_STEPS = 1 << 28
 """Whole numbers in one unit of a table of counts, so that noise of whole numbers is fine enough for an exact price."""
+RawRows = tuple[np.ndarray | Tensor, np.ndarray, int | None, np.ndarray | None]
+"""Points [N, ...], classes [N], the number of classes, and whether each point could be read [N]. The last two are None
+if every whole number is a class, and if all points could be read."""
 _MAX_ENTRIES = 1 << 24
 _NUM_VECTORS = {"add_remove": 1, "replace_one": 2}
 
@@ -100,9 +104,14 @@ class TableKind(ABC):
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         """PRIVATE. Count records, each by its own values and by public values alone."""
 
+    @property
+    def encoder(self) -> EncoderCard | None:
+        """Description of the encoder of the points. None if points are not encoded."""
+        return None
+
     @abstractmethod
-    def make_points(self, table: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int | None]:
-        """PRIVATE. Make the points [N, D], the classes [N] and the number of classes of the rows of a table."""
+    def make_points(self, table: Mapping[str, Any]) -> RawRows:
+        """PRIVATE. Make the points of the rows of a table, which are not encoded yet, and their classes."""
 
     @abstractmethod
     def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -117,19 +126,21 @@ class TableKind(ABC):
         """Compute the upper bound on the absolute value of each number of the sum over all sites."""
         return terms.max_records * self.unit_length
 
-    def read_records(self, table: Mapping[str, Any], unit: str) -> PrivateRecords:
-        """PRIVATE. Convert the rows of a table to records, each by its own cells alone.
+    def read_records(self, table: Mapping[str, Any], unit: str, encode: Encode | None = None) -> PrivateRecords:
+        """PRIVATE. Convert the rows of a table, or images, to records, each by its own cells alone.
 
         Args:
-            table: PRIVATE. {column: cells}.
+            table: PRIVATE. {column: cells} (``points.read_columns``).
             unit: Kind of the privacy unit.
+            encode: Function from points to features, which encodes each point by itself. None without an encoder.
         """
         columns, group = dict(table), get_unit_column(unit)
         for name in filter(None, (group, self.label)):
             checks.one_of("data", name, list(columns), "The round asks for this column.")
         unit_ids = columns.pop(group).to_pylist() if group else None
-        x_ND, y_N, num_classes = self.make_points(columns)
-        return PrivateRecords.from_rows(x_ND, y_N, unit_ids, unit, num_classes=num_classes)
+        x, y_N, num_classes, readable_N = self.make_points(columns)
+        records = PrivateRecords.from_rows(x, y_N, unit_ids, unit, num_classes=num_classes, is_readable_N=readable_N)
+        return records if encode is None else replace(records, x=encode(records.x))
 
     def to_file(self, charter: Charter, joiner_key: Ed25519PrivateKey) -> bytes:
         """Make the public file."""
@@ -182,12 +193,15 @@ class PointTable(TableKind):
 
     spec: DataSpec
 
-    def make_points(self, table: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int | None]:
-        assert self.spec.schema is not None
+    @property
+    def encoder(self) -> EncoderCard | None:
+        return self.spec.encoder
+
+    def make_points(self, table: Mapping[str, Any]) -> RawRows:
         index_by_name = {normalize_class_name(name): index for index, name in enumerate(self.spec.class_names)}
         label_N = [index_by_name.get(normalize_class_name(value), -1) for value in table[self.label].to_pylist()]
-        x_ND = self.spec.schema.encode(table, unknown="zeros", missing="nan")
-        return x_ND, np.array(label_N, dtype=np.int64), self.spec.num_classes
+        x, is_readable_N = convert_columns(get_raw_spec(self.spec), table)
+        return x, np.array(label_N, dtype=np.int64), self.spec.num_classes, is_readable_N
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -239,8 +253,9 @@ class ClassSums(PointTable):
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> ClassSums:
         center_D, axis_DE = (torch.from_numpy(arrays[name].copy()).float() for name in ("center_D", "axis_DE"))
         spec, radius = DataSpec.from_dict(facts["spec"]), float(arrays["radius"][0])
-        if axis_DE.dim() != 2 or center_D.shape != axis_DE.shape[:1] or spec.input_shape != tuple(center_D.shape):
+        if axis_DE.dim() != 2 or center_D.shape != axis_DE.shape[:1]:
             raise ValueError("its center and axes have wrong shapes")
+        check_spec(spec, len(center_D))
         checks.positive("radius", radius)
         return cls(label=label, spec=spec, whitening=Whitening(center_D, axis_DE, radius))
 
@@ -276,8 +291,9 @@ class CellCounts(PointTable):
     @classmethod
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> CellCounts:
         spec, query_QD = DataSpec.from_dict(facts["spec"]), torch.from_numpy(arrays["query_QD"].copy()).float()
-        if query_QD.dim() != 2 or spec.input_shape != tuple(query_QD.shape[1:]):
+        if query_QD.dim() != 2:
             raise ValueError("its questions have a wrong shape")
+        check_spec(spec, query_QD.shape[1])
         return cls(label=label, spec=spec, query_QD=query_QD)
 
 
@@ -307,9 +323,9 @@ class MarginalCounts(TableKind):
         moved = _NUM_VECTORS[adjacency] * len(self.cliques)
         return TableChange(length_squared=moved * COUNT_STEPS**2, numbers=self.shape[0])
 
-    def make_points(self, table: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int | None]:
+    def make_points(self, table: Mapping[str, Any]) -> RawRows:
         code_NJ = self.method.domain.encode(table)
-        return code_NJ.astype(np.float32), code_NJ[:, self.method.target_index], None
+        return code_NJ.astype(np.float32), code_NJ[:, self.method.target_index], None, None
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)

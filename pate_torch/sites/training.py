@@ -9,12 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.data.base import compute_normalization
 from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.base import FirstAnswers
@@ -23,11 +21,12 @@ from pate_torch.methods.reverse_knn import assign_cells
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.records import DataSpec, LinearModel, NoisyCounts, PublicPool, Release
-from pate_torch.privacy.schema import TableSchema, normalize_class_name
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
+from pate_torch.sites import points
 from pate_torch.sites.joiner import NoisySum
+from pate_torch.sites.points import EncoderFiles, make_spec
 from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
 from pate_torch.sites.votes import VoteCounts, make_recipe
 from pate_torch.students.base import Student
@@ -39,79 +38,34 @@ from pate_torch.synthesis.model import TableModel, split_counts
 _RIDGE = 0.1
 
 
-def make_spec(public: Mapping[str, Any], label: str, classes: Sequence[str]) -> tuple[DataSpec, Tensor]:
-    """Make the facts of the records from PUBLIC rows, and return them with the public points, float32 [P, D].
-
-    Args:
-        public: PUBLIC rows, {column: cells}. The columns of all records but the label, and no others.
-        label: Name of the column of the private rows that holds the class.
-        classes: Name of each class.
-    """
-    columns = {name: cells for name, cells in public.items() if name != label}
-    names = tuple(map(normalize_class_name, classes))
-    if len(set(names)) < len(names):
-        raise checks.error("classes", names, "must be different names")
-    schema = TableSchema.from_public(columns).with_fill_values(columns)
-    x_PD = torch.from_numpy(schema.encode(columns, unknown="zeros", missing="nan"))
-    is_number_D = np.isin(np.arange(x_PD.shape[1]), schema.numeric_indices)
-    mean, std = compute_normalization(x_PD, is_number_D.tolist())
-    spec = DataSpec(
-        name="sites",
-        num_classes=len(names),
-        input_shape=(x_PD.shape[1],),
-        class_names=names,
-        mean=tuple(mean),
-        std=tuple(std),
-        low=tuple(x_PD.amin(0).tolist()),
-        high=tuple(x_PD.amax(0).tolist()),
-        schema=schema,
-    )
-    return spec, x_PD
-
-
-def make_class_sums(public: Mapping[str, Any], label: str, classes: Sequence[str]) -> ClassSums:
-    """Make the public file of class sums, whose whitening follows from PUBLIC rows; see ``make_spec``."""
-    spec, x_PD = make_spec(public, label, classes)
+def make_class_sums(public: Mapping[str, Any], label: str, classes: Sequence[str], **options: Any) -> ClassSums:
+    """Make the public file of class sums, whose whitening follows from PUBLIC rows. Options: ``make_spec``."""
+    spec, x_PD = make_spec(public, label, classes, **options)
     whitening = Whitening.from_features(encode(nn.Flatten(), x_PD, spec), _RIDGE)
     return ClassSums(label=label, spec=spec, whitening=whitening)
 
 
 def make_cell_counts(
-    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, seed: int = 0
+    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, seed: int = 0, **options: Any
 ) -> CellCounts:
     """Make the public file of a histogram, whose questions are central PUBLIC points."""
-    spec, x_PD = make_spec(public, label, classes)
-    checks.integer("questions", num_questions, 1, len(x_PD))
+    spec, x_PD = make_spec(public, label, classes, **options)
     feature_PD = encode(nn.Flatten(), x_PD, spec)
     return CellCounts(label=label, spec=spec, query_QD=feature_PD[_select_medoids(spec, x_PD, num_questions, seed)])
 
 
 def make_vote_counts(
-    public: Mapping[str, Any],
-    label: str,
-    classes: Sequence[str],
-    num_questions: int,
-    teacher: Mapping[str, Any] | None = None,
-    seed: int = 0,
+    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, teacher: Any, **options: Any
 ) -> VoteCounts:
-    """Make the public file of votes on central PUBLIC points.
-
-    Args:
-        public: PUBLIC rows; see ``make_spec`` for this and the next two arguments.
-        label: Name of the column of the class.
-        classes: Name of each class.
-        num_questions: Number of questions.
-        teacher: Settings of ``TeacherRecipe``, the same for the teachers of all sites. None for the defaults.
-        seed: Seed of the choice of questions, of the shards and of the training. It seeds no noise.
-    """
-    spec, x_PD = make_spec(public, label, classes)
-    checks.integer("questions", num_questions, 1, len(x_PD))
-    query_x = x_PD[_select_medoids(spec, x_PD, num_questions, seed)]
-    return VoteCounts(label=label, spec=spec, query_x=query_x, teacher=make_recipe(teacher or {}), seed=seed)
+    """Make the public file of votes on central PUBLIC points; ``teacher`` has settings of ``TeacherRecipe``."""
+    spec, x_PD = make_spec(public, label, classes, **options)
+    query_x = x_PD[_select_medoids(spec, x_PD, num_questions, 0)]
+    return VoteCounts(label=label, spec=spec, query_x=query_x, teacher=make_recipe(teacher))
 
 
 def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int, seed: int) -> Tensor:
     """Select central public points."""
+    checks.integer("questions", count, 1, len(x_PD))
     empty_Q = torch.zeros(0, dtype=torch.int64)
     state = QueryState(
         spec=spec,
@@ -132,14 +86,15 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
     return MarginalCounts(method=SyntheticTable(domain=domain, order=order))
 
 
-def train_student(noisy: NoisySum, public: Mapping[str, Any]) -> Student:
-    """Train a student from a noisy sum and PUBLIC rows."""
+def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None) -> Student:
+    """Train a student from a noisy sum, PUBLIC rows, and the encoder that the public file names, if there is one."""
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
-    assert isinstance(kind, ClassSums | CellCounts | VoteCounts) and kind.spec.schema is not None
-    columns = {name: cells for name, cells in public.items() if name != kind.label}
-    x_PD = torch.from_numpy(kind.spec.schema.encode(columns, unknown="zeros", missing="nan"))
+    assert isinstance(kind, ClassSums | CellCounts | VoteCounts)
+    encode_points = points.open_encoder(kind.encoder, encoder)
+    x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
+    x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
     empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
     release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())

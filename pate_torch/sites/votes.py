@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.ledger import open_ledger
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, ReplaceOne
 from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool
-from pate_torch.privacy.sensitive import Sensitivity, Votes
+from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.sites.charter import Terms
+from pate_torch.sites.points import check_spec, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT
 from pate_torch.sites.shares import TableChange
 from pate_torch.sites.tables import COUNT_STEPS, KINDS, PointTable, SiteTable
@@ -39,7 +40,7 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
 _PARTITIONS: dict[str, Partition] = {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
-_DTYPES = {"float32": torch.float32, "uint8": torch.uint8}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.uint8)}
 _MAXIMA = ("confident", "exponential", "interactive", "laplace", "single_stable", "soft_sparse_vector", "sparse_vector")
 
 
@@ -62,15 +63,13 @@ class VoteCounts(PointTable):
     Attributes:
         query_x: Questions, which are public points, [Q, ...].
         teacher: Recipe of the teachers of all sites.
-        seed: Seed of the shards and of the training. It seeds no noise.
         num_teachers: Number K_i of teachers of a site. None where no site is known.
         home: PRIVATE. Folder of the site's store of teachers. None where no site is known.
     """
 
     name = "votes"
     query_x: Tensor
-    teacher: TeacherRecipe = field(default_factory=lambda: make_recipe({}))
-    seed: int = 0
+    teacher: TeacherRecipe
     num_teachers: int | None = None
     home: Path | None = field(default=None, repr=False)
 
@@ -78,7 +77,6 @@ class VoteCounts(PointTable):
         if self.teacher.start is not None:
             problem = "is learned from all public points, and a round has its questions only"
             raise checks.error("teacher.start", "", problem, "Leave it out.")
-        checks.integer("seed", self.seed, 0, int(MAX_INPUT))
         numbers = [value for value in vars(self.teacher).values() if isinstance(value, int | float)]
         if not all(abs(number) <= MAX_INPUT for number in numbers):
             raise checks.error("teacher", "", "has numbers that exceed 2^40", "No site answers such a round.")
@@ -103,8 +101,10 @@ class VoteCounts(PointTable):
         """Compute the sum of all numbers of teachers, if the units can be assigned to them."""
         checks.integer("teachers", min(terms.teachers), low=1, fix="Make a charter that states them for each site.")
         for num_records, num_teachers in zip(terms.records, terms.teachers, strict=True):
-            is_public = terms.adjacency == "replace_one"
-            _PARTITIONS[terms.adjacency].check(terms.unit, num_records if is_public else None, num_teachers)
+            _PARTITIONS[terms.adjacency].check(terms.unit, num_records or None, num_teachers)
+        if terms.adjacency == "replace_one" and get_raw_spec(self.spec).is_image:
+            problem = "does not hold for votes on images: another name of one file moves other files to other shards"
+            raise checks.error("adjacency", terms.adjacency, problem, "Use add_remove for votes on images.")
         return sum(terms.teachers) * COUNT_STEPS
 
     def at_site(self, num_teachers: int, home: Path) -> VoteCounts:
@@ -124,43 +124,28 @@ class VoteCounts(PointTable):
             num_units=len(records) if adjacency == "replace_one" else None,
         )
         method = TeacherVotes(num_teachers=self.num_teachers, teacher=self.teacher, mechanism=GNMax(sigma=1.0))
+        options: dict[str, Any] = {"seed": 0, "device": device, "store": store, "clock": StageTimer()}
         with Stages() as stages, deterministic_mode(device), open_ledger(self.home) as ledger:
-            inputs = MethodInputs(
-                records=records,
-                facts=facts,
-                seed=self.seed,
-                device=device,
-                store=store,
-                ledger=ledger,
-                stages=stages,
-                clock=StageTimer(),
-            )
+            inputs = MethodInputs(records=records, facts=facts, ledger=ledger, stages=stages, **options)
             stored, new_votes = method.load_or_train(inputs)
-
-            def get_votes() -> Votes:
-                votes = Question(self.query_x).count(stored.ensemble) if new_votes is None else new_votes
-                assert isinstance(votes, Votes)
-                return votes
-
-            votes = store.get_or_count_votes(stored.id, self.query_x, get_votes)
-        row, count = votes.sensitivity, len(votes)
-        sensitivity = Sensitivity(l1=count * row.l1, l2=math.sqrt(count) * row.l2, linf=row.linf, adjacency=adjacency)
+            count: Callable[[], Any] = lambda: new_votes or Question(self.query_x).count(stored.ensemble)  # noqa: E731
+            votes = store.get_or_count_votes(stored.id, self.query_x, count)
+        row, rows = votes.sensitivity, len(votes)
+        sensitivity = Sensitivity(l1=rows * row.l1, l2=math.sqrt(rows) * row.l2, linf=row.linf, adjacency=adjacency)
         set_head = functools.partial(store.set_ledger_head, stored.id)
         numbers = votes.counts_QC.long().numpy() * COUNT_STEPS
         return SiteTable(numbers, sensitivity, self.unit_length, records, on_new_head=set_head)
 
     def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        dtype = str(self.query_x.dtype).removeprefix("torch.")
-        facts = {"spec": self.spec.to_dict(), "teacher": asdict(self.teacher), "seed": self.seed, "dtype": dtype}
-        return facts, {"query_x": self.query_x.double().flatten(1).numpy()}
+        facts = {"spec": self.spec.to_dict(), "teacher": asdict(self.teacher)}
+        return facts | {"dtype": str(self.query_x.dtype)}, {"query_x": self.query_x.double().flatten(1).numpy()}
 
     @classmethod
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> VoteCounts:
         spec, query_x = DataSpec.from_dict(facts["spec"]), torch.from_numpy(arrays["query_x"].copy())
+        check_spec(spec, query_x.shape[1])
         query_x = query_x.to(_DTYPES[facts["dtype"]]).reshape(-1, *spec.input_shape)
-        if len(query_x) != len(arrays["query_x"]):
-            raise ValueError("its questions have a wrong shape")
-        return cls(label=label, spec=spec, query_x=query_x, teacher=make_recipe(facts["teacher"]), seed=facts["seed"])
+        return cls(label=label, spec=spec, query_x=query_x, teacher=make_recipe(facts["teacher"]))
 
 
 KINDS[VoteCounts.name] = VoteCounts
