@@ -152,7 +152,7 @@ def _find_mu(epsilon: float) -> float:
 
 
 def test_votes_of_teachers_of_three_sites_teach_a_student(tmp_path):
-    folder = release(tmp_path, "votes", num_sites=3, colluding=1)
+    folder = release(tmp_path, "votes", num_sites=3, colluding=1, num_rows=600)
     assert Joiner(tmp_path / "join").charter.terms.teachers == (150, 150, 150)
     assert compute_accuracy(ReleasedClassifier.load(folder).predict) > 0.85
     assert "Trust: distributed, t = 1 of 3." in (folder / "statement.md").read_text()

@@ -22,7 +22,7 @@ from pate_torch.sites.tables import COUNT_STEPS, read_public_file
 from pate_torch.teachers import training as teachers_training
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.store import TeacherStore
-from tests.sites.site_tables import CLASSES, PUBLIC, make_consortium, make_rows, select_rows
+from tests.sites.site_tables import CLASSES, PUBLIC, make_consortium, make_rows, make_terms, select_rows
 
 RIDGE = {"optimizer": "ridge", "weight_decay": 1.0}
 """Teachers that learn in closed form; a teacher with one record votes for the class of this record everywhere."""
@@ -206,6 +206,27 @@ def test_a_training_in_which_two_teachers_see_one_unit_is_found(tmp_path, no_tri
     monkeypatch.setattr(teachers_training, "gather_chunk", leak)
     largest, priced = measure_largest_change(tmp_path, *CASES[name])
     assert largest > priced
+
+
+def test_units_at_two_sites_pay_twice_the_noise(tmp_path):
+    sigmas = []
+    for max_sites in (1, 2):
+        joiner = make_consortium(tmp_path / str(max_sites), teachers=(3,) * 3, max_sites_per_unit=max_sites).joiner
+        _, raw, _ = joiner.ask(make_votes(), 0.5)
+        sigmas.append(float(read_round(raw, joiner.charter).sigma))
+    assert sigmas[1] == pytest.approx(2 * sigmas[0], rel=1e-6)
+
+
+def test_votes_on_images_need_add_remove():
+    image = {"image": np.random.default_rng(0).integers(0, 255, (30, 8, 8), dtype=np.uint8)}
+    kind = training.make_vote_counts(image, "y", CLASSES, 6, {})
+    assert kind.query_x.shape[1:] == (1, 8, 8) and kind.query_x.dtype == torch.uint8
+    assert kind.compute_bound(make_terms(3, teachers=(2, 3, 4))) == 9 * COUNT_STEPS
+    facts, arrays = kind.to_content()
+    read = type(kind).from_content("y", json.loads(json.dumps(facts)), arrays)
+    assert torch.equal(read.query_x, kind.query_x) and read.query_x.dtype == torch.uint8
+    with pytest.raises(ValueError, match="another name of one file moves other files to other shards"):
+        kind.compute_bound(make_terms(3, teachers=(2, 3, 4), adjacency="replace_one", records=(9, 9, 9)))
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
