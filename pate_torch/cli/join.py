@@ -141,27 +141,18 @@ def _sum(parsed: argparse.Namespace) -> None:
 
 def _train(parsed: argparse.Namespace) -> None:
     from pate_torch.core import checks, run_folders
-    from pate_torch.release.store import MODEL_FILE_NAME, ROWS_FILE_NAME, TABLE_FILE_NAME
-    from pate_torch.release.table_report import write_rows
-    from pate_torch.sites import training
-    from pate_torch.sites.statement import write_statement
+    from pate_torch.release.renderer import print_summary
+    from pate_torch.sites.release import write_model
     from pate_torch.sites.tables import MarginalCounts
-    from pate_torch.students.store import save
 
     joiner, release = _open_joiner(parsed), parsed.out
     if release.exists() and any(release.iterdir()):
         raise checks.error("--out", str(release), "is not empty", "Choose a new folder.")
     noisy = joiner.load_sum()
-    is_table = isinstance(noisy.kind, MarginalCounts)
-    public = {} if is_table else _read_public(parsed)
+    public = {} if isinstance(noisy.kind, MarginalCounts) else _read_public(parsed)
     run_folders.create_protected_folder(release)
-    if is_table:
-        model = training.fit_table(noisy)
-        model.save(release / TABLE_FILE_NAME)
-        write_rows(release / ROWS_FILE_NAME, model.sample())
-    else:
-        save(training.train_student(noisy, public, get_encoder_files(parsed)), release / MODEL_FILE_NAME)
-    print(write_statement(joiner, noisy.slot, release))
+    encoder, home = get_encoder_files(parsed), Path(run_folders.get_home_folder())
+    print_summary(write_model(joiner, noisy, public, release, home=home, encoder=encoder))
     print(f"Everything that may be published is in {release}.")
 
 

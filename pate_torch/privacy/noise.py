@@ -305,15 +305,15 @@ def draw_discrete(shape: tuple[int, ...], kind: str, scale: Fraction, bits: int 
 
 _COARSE_STEPS = 4096  # steps of y within one sigma
 _ALWAYS_KEPT_BITS = 6  # a pair with y < 2^18 is kept with a probability above 1 - (y + 1) / 2^24 >= 1 - 2^-6
-_MAX_LARGE_SCALE = 1 << 50  # so that 64 standard deviations fit int64
+MAX_LARGE_SCALE = 1 << 50  # so that 64 standard deviations fit int64
 
 
 def draw_large_discrete_gaussian(shape: tuple[int, ...], sigma: Fraction) -> Tensor:
     """Draw independent discrete Gaussian numbers of the exact parameter ``sigma``, which may be large, int64."""
     if sigma <= MAX_DISCRETE_SCALE:
         return draw_discrete(shape, "gaussian", sigma)
-    if sigma > _MAX_LARGE_SCALE:
-        raise checks.error("sigma", float(sigma), f"must be at most 2^{_MAX_LARGE_SCALE.bit_length() - 1}")
+    if sigma > MAX_LARGE_SCALE:
+        raise checks.error("sigma", float(sigma), f"must be at most 2^{MAX_LARGE_SCALE.bit_length() - 1}")
     width = math.floor(sigma / _COARSE_STEPS)
     numbers, missing = [np.empty(0, np.int64)], math.prod(shape)
     while missing > 0:

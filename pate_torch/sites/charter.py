@@ -8,6 +8,7 @@ of all bytes of the charter. A shorter fingerprint would not do: the joiner coul
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
@@ -82,7 +83,7 @@ _TERM_FIELDS = {
 }
 _CHARTER_FIELDS = {
     "joiner_key": is_hex(32),
-    "key_files": is_list_of(lambda value: isinstance(value, str)),
+    "key_files": is_list_of(lambda value: isinstance(value, str) and value.isascii()),
     **_TERM_FIELDS,
 }
 
@@ -189,7 +190,7 @@ def _check_terms(file: SignedFile, num_sites: int, terms: Terms) -> None:
 
 
 def _check_keys(file: SignedFile, sites: Sequence[KeyFile], joiner_key: bytes) -> None:
-    names = [site.site.casefold() for site in sites]
+    names = [unicodedata.normalize("NFKC", site.site).casefold() for site in sites]
     slot_keys = [key for site in sites for key in site.slot_keys]
     keys = [joiner_key, *(site.signing_key for site in sites), *(site.kem_key for site in sites), *slot_keys]
     if len(set(names)) < len(names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -63,12 +63,14 @@ class NoisySum:
     """Releasable. The sum of the tables of all sites with the noise of all shares.
 
     Attributes:
+        id: Id of the sum, the first 16 digits of the SHA-256 of the round file.
         slot: Slot of the round.
         kind: What was counted.
         numbers: Noisy sum, in units of 1, float64.
         sigma: Standard deviation of the noise of each number, in units of 1.
     """
 
+    id: str
     slot: int
     kind: TableKind
     numbers: np.ndarray
@@ -173,30 +175,39 @@ class Joiner:
         body = raw.partition(b"\n")[2][: 8 * current_round.count]
         numbers = np.frombuffer(body, dtype="<i8").reshape(current_round.shape) / kind.unit_length
         sigma = float(current_round.share) * math.sqrt(len(charter.sites)) / kind.unit_length
-        return NoisySum(slot, kind, numbers, sigma)
+        return NoisySum(current_round.digest.hex()[:16], slot, kind, numbers, sigma)
 
     # ---- prices -----------------------------------------------------------------------------------------------------
 
     def compute_guarantees(self, slot: int) -> dict[int, Guarantee]:
         """Compute the guarantee of one round against each number of colluding sites; 0 for who sees results only."""
-        return {u: self._compute_guarantee([slot], u) for u in range(len(self.charter.sites))}
+        return {u: self.compute_guarantee([slot], u) for u in range(len(self.charter.sites))}
 
     def compute_total(self) -> Guarantee:
         """Compute the guarantee of all rounds of the charter, aborted rounds included, against t colluding sites.
 
         No site reserved more for this charter.
         """
-        with self._open() as record:
-            slots = sorted(map(int, record.rounds))
-        return self._compute_guarantee(slots, self.charter.terms.colluding)
+        return self.compute_guarantee(range(len(self.list_rounds())), self.charter.terms.colluding)
 
-    def _compute_guarantee(self, slots: list[int], colluding: int) -> Guarantee:
+    def compute_guarantee(self, slots: Iterable[int], colluding: int) -> Guarantee:
+        """Compute the guarantee of the rounds of some slots together against some colluding sites."""
+        terms, events = self.charter.terms, self.compute_events(slots, colluding)
+        return compute_guarantee(events, float(Fraction(terms.delta)), adjacency=terms.adjacency, unit=terms.unit)
+
+    def compute_events(self, slots: Iterable[int], colluding: int) -> tuple[PrivacyEvent, ...]:
+        """Compute the price of the rounds of some slots together against some colluding sites."""
         charter, events = self.charter, list[PrivacyEvent]()
         with self._open() as record:
             for slot in slots:
                 events += compute_round_events(charter, *self._read_round(record, charter, slot), colluding)
-        terms = charter.terms
-        return compute_guarantee(events, float(Fraction(terms.delta)), adjacency=terms.adjacency, unit=terms.unit)
+        return tuple(events)
+
+    def list_rounds(self) -> tuple[Round, ...]:
+        """List the rounds of all slots in order, aborted ones included."""
+        charter = self.charter
+        with self._open() as record:
+            return tuple(self._read_round(record, charter, slot)[0] for slot in range(len(record.rounds)))
 
     # ---- files ------------------------------------------------------------------------------------------------------
 

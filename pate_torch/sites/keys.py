@@ -181,6 +181,9 @@ class SiteState:
         if not self._secrets_path.exists():
             raise checks.error("folder", str(self.folder), "has no keys of a site", "Run `pate site init` first.")
         with self._lock():
+            # A process that died while it saved left a copy, whose keys the next save would not erase.
+            for leftover in self.folder.glob(f".{self._secrets_path.name}.*"):
+                leftover.unlink()
             if stat.S_IMODE(self._secrets_path.stat().st_mode) & 0o077:
                 fix = f"Run chmod 600 on {self._secrets_path}, and make new keys if others may have read them."
                 raise checks.error("folder", str(self.folder), "its keys can be read by other users", fix)

@@ -72,7 +72,10 @@ def apply_masks(values: np.ndarray, masks: Mapping[int, np.ndarray], place: int,
         place: Place of the site.
         bits: Bits of each number.
     """
-    assert values.dtype == np.int64 and place not in masks
+    # Not an assert, because the guarantee depends on this check, and python -O drops asserts.
+    if values.dtype != np.int64:
+        raise TypeError(f"masks: numbers must be of type int64, and are of type {values.dtype}")
+    assert place not in masks
     masked = values.astype(np.uint64)
     for peer, mask in masks.items():
         masked = masked + mask if peer > place else masked - mask

@@ -20,6 +20,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pate_torch.core import checks
+from pate_torch.privacy.noise import MAX_LARGE_SCALE
 from pate_torch.sites import masks, signed
 from pate_torch.sites.charter import MAX_SITES, Charter
 from pate_torch.sites.keys import MAX_NUM_SLOTS, Secrets, SiteState
@@ -33,6 +34,8 @@ BITS = 64
 """Bits of each number of an answer."""
 MAX_INPUT = float(1 << 40)
 """Largest absolute value of a number that the joiner sends."""
+MAX_NUMBERS = 1 << 24
+"""Largest number of numbers in a table."""
 _MARGIN_SDS = 12  # standard deviations of the noise between the largest sum and the modulus
 _BODY_TYPES = {"float64": "<f8", "uint32": "<u4"}
 _is_shape = is_list_of(is_integer(1, 1 << 24), 1, 3)
@@ -123,6 +126,8 @@ def read_round(raw: bytes, charter: Charter, source: str = "") -> Round:
     current_round = Round(body=body, digest=bytes.fromhex(file.digest), **values)
     num_sites, share = len(charter.sites), current_round.share
     check_share(share, current_round.sigma, num_sites, charter.terms.colluding)
+    if share > MAX_LARGE_SCALE or current_round.count > MAX_NUMBERS:
+        raise file.make_error("has a share of noise above 2^50, or more than 2^24 numbers", "Ask for a smaller table.")
     room = (1 << (BITS - 1)) - current_round.bound
     if room <= 0 or room**2 <= _MARGIN_SDS**2 * num_sites * share**2:
         raise file.make_error("has sums or noise that do not fit the bits of its numbers", "Use less noise.")
@@ -197,7 +202,9 @@ def answer(
         secrets.rounds[slot] = current_round.digest.hex()
         state.save(secrets)  # the slot is spent
         noise = draw(current_round.share, current_round.count)
-        assert noise.dtype == np.int64 and noise.shape == values.shape
+        # Not an assert, because the guarantee depends on this check, and python -O drops asserts.
+        if noise.dtype != np.int64 or noise.shape != values.shape:
+            raise TypeError(f"noise: must be one int64 for each number, and is {noise.dtype} {noise.shape}")
         pair_masks = {}
         for peer, slot_secret in slot_secrets.items():
             peer_key = charter.sites[peer].slot_keys[current_round.slot]
@@ -211,7 +218,8 @@ def answer(
                 ciphertext=bytes.fromhex(secrets.ciphertexts[str(peer)]),
             )
             pair_masks[peer] = masks.expand_mask(key, BITS, current_round.count)
-        assert pair_masks.keys() == set(range(len(charter.sites))) - {place}
+        if pair_masks.keys() != set(range(len(charter.sites))) - {place}:
+            raise RuntimeError("masks: the site lacks the secret of a pair")
         masked = masks.apply_masks(values + noise, pair_masks, place, BITS)
         content = {"round": secrets.rounds[slot], "place": place, "answered": len(secrets.answers) + 1}
         body = masked.astype("<u8").tobytes()

@@ -159,8 +159,8 @@ def is_list_of(condition: Condition, low: int = 0, high: int = 1 << 20) -> Condi
 
 
 def is_mapping_of(condition: Condition) -> Condition:
-    """Make the condition that a value is a mapping whose values satisfy a condition."""
-    return lambda value: isinstance(value, dict) and all(map(condition, value.values()))
+    """Make the condition that a value is a mapping from printable names to values that satisfy a condition."""
+    return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(condition, value.values()))
 
 
 def is_one_of(*choices: str) -> Condition:

@@ -127,12 +127,17 @@ class Site:
         fingerprint = TeacherStore(self.home).compute_content_fingerprint(table.records)
         with open_ledger(self.home) as ledger, ExitStack() as stack:
             account = self._open_account(ledger, self.account, charter, None, events)
-            slot_name = f"charter {charter.digest.hex()} slot {current_round.slot} "
-            name = f"{slot_name}round {current_round.digest.hex()}"
+            charter_name = f"charter {charter.digest.hex()} slot"
+            name = f"{charter_name} {current_round.slot} round {current_round.digest.hex()}"
             options = {"run": name, "fingerprint": fingerprint, "on_new_head": table.on_new_head}
             budget = Budget.from_account(ledger, account.name, **options)
             budget.check_adjacency(table.sensitivity)
-            if any(charge.run.startswith(slot_name) for charge in account.charges.values()):
+            paid_slots = {c.run.split()[3] for c in account.charges.values() if c.run.startswith(charter_name)}
+            if not self._list_answered_slots() <= paid_slots:
+                problem = "lacks a charge of a round that this site answered, so the ledger is an old copy"
+                fix = "Restore the newest ledger, or make new keys with `pate site init` for a new charter."
+                raise checks.error("account", account.name, problem, fix)
+            if str(current_round.slot) in paid_slots:
                 problem = (
                     f"uses slot {current_round.slot}, which this account paid for: the folder of keys is an old copy"
                 )
@@ -156,6 +161,10 @@ class Site:
     def _load_charter(self) -> Charter:
         with self.state.open() as secrets:
             return load_charter(self.state, secrets)
+
+    def _list_answered_slots(self) -> set[str]:
+        with self.state.open() as secrets:
+            return set(secrets.answers)
 
     def _count(self, charter: Charter, kind: TableKind, data: Any, encode: Encode | None = None) -> SiteTable:
         """PRIVATE. Count the records of this site."""

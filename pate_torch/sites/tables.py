@@ -174,8 +174,9 @@ def read_public_file(charter: Charter, raw: bytes, source: str = "") -> TableKin
         facts = json.loads(content["facts"], parse_constant=_refuse_constant)
         table = KINDS[content["kind"]].from_content(content["label"], facts, arrays)
         table.make_change("add_remove")
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise file.make_error(f"does not describe a table of the kind {content['kind']} ({error})") from None
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise file.make_error(f"does not describe a table of the kind {content['kind']} ({reason})") from None
     return table
 
 

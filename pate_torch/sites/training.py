@@ -27,7 +27,7 @@ from pate_torch.queries.clusters import Medoids
 from pate_torch.sites import points
 from pate_torch.sites.joiner import NoisySum
 from pate_torch.sites.points import EncoderFiles, make_spec
-from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
+from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts, PointTable
 from pate_torch.sites.votes import VoteCounts, make_recipe
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
@@ -88,6 +88,22 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
 
 def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None) -> Student:
     """Train a student from a noisy sum, PUBLIC rows, and the encoder that the public file names, if there is one."""
+    pool, release = answer_public_points(noisy, public, encoder)
+    assert isinstance(noisy.kind, ClassSums | CellCounts | VoteCounts)
+    return train_on_answers(noisy.kind, pool, release)[0]
+
+
+def train_on_answers(kind: PointTable, pool: PublicPool, release: Release) -> tuple[Student, str]:
+    """Train a student from the answers of ``answer_public_points``, and return it with the name of its algorithm."""
+    algorithm = Logistic() if release.model is None else ReleasedModel()
+    task = make_student_task(kind.spec, pool, release)
+    return algorithm.fit(task, seed=0, device=torch.device("cpu")), algorithm.name
+
+
+def answer_public_points(
+    noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None
+) -> tuple[PublicPool, Release]:
+    """Answer PUBLIC points by a noisy sum: by the class of their cell, by votes, or by a linear model."""
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
@@ -96,18 +112,18 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFi
     x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
     x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
-    empty_Q, device = torch.zeros(0, dtype=torch.int64), torch.device("cpu")
-    release = Release(f"sites round {noisy.slot}", empty_Q, empty_Q, (), ())
     if isinstance(kind, CellCounts | VoteCounts):
         counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
         cell_RP = None
+        # The questions were public points.
         if isinstance(kind, CellCounts):
-            cell_RP = assign_cells(feature_PD, kind.query_QD)[None]
+            query_Q, cell_RP = assign_cells(kind.query_QD, feature_PD), assign_cells(feature_PD, kind.query_QD)[None]
         else:
-            pool = PublicPool(torch.cat([kind.query_x, x_PD]))  # the questions come first
+            query_QD, exact = kind.query_x.flatten(1).double(), "donot_use_mm_for_euclid_dist"
+            query_Q = torch.cdist(query_QD, x_PD.flatten(1).double(), compute_mode=exact).argmin(1)
         release = Release(
-            release.id,
-            torch.arange(len(counts.counts_QC)),
+            noisy.id,
+            query_Q,
             counts.counts_QC.argmax(1),
             (),
             (),
@@ -115,11 +131,11 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFi
             queries_per_round=(len(counts.counts_QC),),
             cell_RP=cell_RP,
         )
-        return Logistic().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
+        return pool, release
     model = fit_class_sums(noisy, kind, feature_PD)
     score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
     release = Release(
-        release.id,
+        noisy.id,
         torch.arange(len(x_PD)),
         score_PC.argmax(1),
         (),
@@ -128,7 +144,7 @@ def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFi
         score_RPC=score_PC[None],
         model=model,
     )
-    return ReleasedModel().fit(make_student_task(kind.spec, pool, release), seed=0, device=device)
+    return pool, release
 
 
 def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:

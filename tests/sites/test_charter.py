@@ -79,6 +79,7 @@ def test_any_change_of_order_keys_or_terms_changes_the_words(key_files):
         ({"teachers": (1, 2)}, "must give a number of teachers and a number of records for each site"),
         ({"adjacency": "replace_one"}, "must state the records of each site under replace_one"),
         ({"files": {"pool": "ab"}}, "'files'"),
+        ({"files": {"pool\x1b[2J": "ab" * 32}}, "'files'"),
         ({"sampler": "older"}, "'sampler'"),
         ({"accounting": "older"}, "'accounting'"),
     ],
@@ -107,6 +108,7 @@ def test_bad_keys_are_refused(world, key_files):
         (fresh | {"kem_key": "ff" * 1184}, "has a key of X that gives no secret"),
         (fresh | {"slot_keys": fresh["slot_keys"][:2]}, "has sites with different numbers of slots"),
         (fresh | {"site": "anna hospital"}, "has two sites of the same name"),
+        (fresh | {"site": "\uff21nna Hospital"}, "has two sites of the same name"),  # a wide A
     ):
         name = changes.get("site", "X")
         raw = make_key_file(name, **{k: v for k, v in changes.items() if k != "site"})
@@ -139,6 +141,14 @@ def test_a_key_file_that_the_joiner_altered_is_refused(key_files):
     content["key_files"][0] = content["key_files"][0].replace("Anna", "Anne")
     with pytest.raises(ValueError, match="key file='number 0': is not signed by Anne Hospital, or was altered"):
         read_charter(signed.make_file("charter", content, JOINER))
+
+
+def test_a_key_file_with_other_characters_than_ascii_gives_one_clear_line(key_files):
+    content = get_content(make_charter(key_files, make_terms(3), JOINER))
+    for text in ("\ud800", "Ü"):
+        altered = content | {"key_files": [*content["key_files"][:2], text]}
+        with pytest.raises(ValueError, match="its field 'key_files' has a value that is not allowed"):
+            read_charter(signed.make_file("charter", altered, JOINER))
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """Keys of a site: files that only their owner can read, keys that are used once, and clear refusals."""
 
 import json
+import multiprocessing
+import os
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -97,3 +100,26 @@ def test_the_joiner_has_a_private_key_file(tmp_path):
     for bad in (path, tmp_path / "none"):
         with pytest.raises(ValueError, match="is missing or is not the key of a joiner"):
             load_joiner_key(bad)
+
+
+def test_keys_of_a_process_that_died_while_it_saved_are_erased(tmp_path):
+    """The copy that such a process leaves has keys of slots that later answers erase."""
+    state = SiteState.create(tmp_path / "a", "A", 3)
+    with state.open() as secrets:
+        old_key = secrets.slot_keys["0"]
+
+    def save_and_die() -> None:
+        Path.replace = lambda *paths: os._exit(0)
+        with state.open() as secrets:
+            state.save(secrets)
+
+    process = multiprocessing.get_context("fork").Process(target=save_and_die)
+    process.start()
+    process.join(60)
+    (copy,) = (tmp_path / "a").glob(".secrets.json.*")
+    assert old_key in copy.read_text()
+    with state.open() as secrets:
+        del secrets.slot_keys["0"]
+        state.save(secrets)
+    files = [path for path in (tmp_path / "a").iterdir() if path.is_file()]
+    assert len(files) > 2 and not any(old_key.encode() in path.read_bytes() for path in files)

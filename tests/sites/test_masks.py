@@ -134,6 +134,12 @@ def test_masks_cancel_and_signs_return(bits):
     assert np.array_equal(masks.read_signed_sum(total, bits), values.sum(0)) and values.sum(0)[0] == -top
 
 
+def test_masks_are_added_to_whole_numbers_alone():
+    for dtype in (np.float64, np.int32, np.uint64):
+        with pytest.raises(TypeError, match=f"must be of type int64, and are of type {np.dtype(dtype)}"):
+            masks.apply_masks(np.zeros(3, dtype), {1: np.ones(3, np.uint64)}, 0, 64)
+
+
 # ---- what an attacker learns: all values of the masks of a toy world of 3 bits -------------------------------------
 
 NOISE = {-1: Fraction(1, 4), 0: Fraction(1, 2), 1: Fraction(1, 4)}
@@ -196,6 +202,7 @@ def test_with_an_honest_answer_missing_all_tables_look_alike():
     for missing in ({0}, {1}):
         laws = [compute_view_law((a, b, 0), {2}, missing) for a, b in ((0, 0), (1, 5), (3, 3))]
         assert laws[0] == laws[1] == laws[2]
+        assert len(laws[0]) == 8**3 and set(laws[0].values()) == {Fraction(1, 8**3)}  # two masks and one answer
 
 
 def test_a_reused_mask_shows():

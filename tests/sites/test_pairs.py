@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from pate_torch.sites import pairs, signed
@@ -117,7 +118,7 @@ def test_each_slot_has_its_own_secret_and_old_ones_are_erased(tmp_path):
     world = make_world(tmp_path, num_slots=4)
     site, path = world.sites[1], world.sites[1].folder / "secrets.json"
     start = read_secrets(site)
-    answer(site, world.ask(slot=2, shape=(1,)), [5])
+    answer(site, world.ask(slot=2, shape=(1,)), [5], draw=lambda share, count: np.zeros(count, np.int64))
     stored = path.read_text()
     after = json.loads(stored)
     assert list(after["slot_keys"]) == ["3"] and after["next_slot"] == 3

@@ -1,6 +1,7 @@
 """Sites with images and texts: the sums of one curator, exactly, and the encoder that the public file names."""
 
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -287,9 +288,10 @@ def test_the_commands_release_a_student_of_texts(tmp_path, monkeypatch, capsys):
         run(name + "-home", *answer, "--data", f"{name}.csv", *files)
     run("none", "join", "sum", *(f"{name}.answer-0.pate" for name in names))
     run("none", "join", "train", "--public", "public.csv", "--out", "release", *files)
-    statement = (tmp_path / "release" / "statement.md").read_text()
-    assert f"The encoder is public: digits, SHA-256 {encoder.digests['weights']}, tokenizer SHA-256" in statement
-    assert "license: MIT; trained on: digits." in statement
+    statement = " ".join(json.loads((tmp_path / "release" / "privacy.json").read_text())["assumptions"])
+    assert "The encoder is public: digits" in statement and "license: MIT; trained on: digits." in statement
+    assert f"SHA-256 {encoder.digests['weights']}, tokenizer SHA-256" in statement
+    assert main(("verify", "release")) == 0, capsys.readouterr().out
     paths = {"weights": "table.safetensors", "tokenizer": tokenizer}
     classifier = ReleasedClassifier.load(tmp_path / "release", encoder=paths)
     columns = read_columns("data", write_texts(tmp_path / "test.csv", 300, 9))

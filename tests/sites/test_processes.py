@@ -116,30 +116,29 @@ def check_against_one_curator(folder: Path, num_sites: int, num_rows: int = 300)
 def test_three_sites_are_as_accurate_as_one_curator(tmp_path, kind):
     folder = release(tmp_path, kind, num_sites=3, colluding=1)
     check_against_one_curator(tmp_path, 3)
-    statement = (folder / "statement.md").read_text()
+    assert main(("verify", str(folder))) == 0
+    statement = (folder / "README.md").read_text()
     assert "Trust: distributed, t = 1 of 3." in statement
-    assert "| the joiner and 1 site(s) (the guarantee) | 0.500 |" in statement
+    assert "| This release alone | 0.500 |" in statement and "| Against 2 sites |" in statement
     assert "aborted rounds included" in statement and "declared, not checked" in statement
-    record = json.loads((folder / "sites.json").read_text())
-    assert record["colluding"] == 1 and list(record["guarantees"]) == ["0", "1", "2"]
-    epsilons = [guarantee["epsilon"] for guarantee in record["guarantees"].values()]
+    trust = json.loads((folder / "privacy.json").read_text())["trust"]
+    assert trust["colluding"] == 1 and [price["colluding"] for price in trust["prices"]] == [0, 1, 2]
+    epsilons = [price["epsilon"] for price in trust["prices"]]
     assert epsilons[0] < epsilons[1] <= 0.5 < epsilons[2]
-    assert {path.name for path in folder.iterdir()} >= set(record["sha256"])
 
 
 def test_ten_sites_and_three_who_collude(tmp_path):
     folder = release(tmp_path, "class_sums", num_sites=10, colluding=3, num_rows=100)
     check_against_one_curator(tmp_path, 10, 100)
-    statement = (folder / "statement.md").read_text()
-    assert "Trust: distributed, t = 3 of 10." in statement
-    record = json.loads((folder / "sites.json").read_text())["guarantees"]
+    assert "Trust: distributed, t = 3 of 10." in (folder / "README.md").read_text()
+    prices = json.loads((folder / "privacy.json").read_text())["trust"]["prices"]
     # Of epsilon .5 against three sites: .41 for who sees results only, .60, .79 and 1.45 against 5, 7 and 9 (rounded).
-    expected = {"0": 0.41, "3": 0.5, "5": 0.6, "7": 0.79, "9": 1.45}
+    expected = {0: 0.41, 3: 0.5, 5: 0.6, 7: 0.79, 9: 1.45}
     for colluding, epsilon in expected.items():
-        assert record[colluding]["epsilon"] == pytest.approx(epsilon, abs=0.011)
-        honest = 10 - int(colluding)  # the price of Gaussian noise of so many shares
+        assert prices[colluding]["epsilon"] == pytest.approx(epsilon, abs=0.011)
+        honest = 10 - colluding  # the price of Gaussian noise of so many shares
         base = GaussianEvent(mu=_find_mu(0.5) * (7 / honest) ** 0.5)
-        assert record[colluding]["epsilon"] == pytest.approx(compute_guarantee([base], 1e-5).epsilon, rel=1e-4)
+        assert prices[colluding]["epsilon"] == pytest.approx(compute_guarantee([base], 1e-5).epsilon, rel=1e-4)
 
 
 def _find_mu(epsilon: float) -> float:
@@ -155,7 +154,8 @@ def test_votes_of_teachers_of_three_sites_teach_a_student(tmp_path):
     folder = release(tmp_path, "votes", num_sites=3, colluding=1, num_rows=600)
     assert Joiner(tmp_path / "join").charter.terms.teachers == (150, 150, 150)
     assert compute_accuracy(ReleasedClassifier.load(folder).predict) > 0.85
-    assert "Trust: distributed, t = 1 of 3." in (folder / "statement.md").read_text()
+    assert main(("verify", str(folder))) == 0
+    assert "Trust: distributed, t = 1 of 3." in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("words", [("confident",), ("votes", "--mechanism", "interactive"), ("single_stable",)])
@@ -175,7 +175,7 @@ def test_marginals_become_a_synthetic_table(tmp_path):
     assert len(rows) == model.size and set(rows[0]) == {"f0", "f1", "y"}
     share = np.mean([row["y"] == "a" for row in rows])
     assert 0.2 < share < 0.5
-    assert "Trust: distributed" in (folder / "statement.md").read_text()
+    assert "Trust: distributed" in (folder / "README.md").read_text() and main(("verify", str(folder))) == 0
 
 
 def test_a_wrong_file_gives_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):

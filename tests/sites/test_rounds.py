@@ -177,6 +177,8 @@ def test_an_answer_of_wrong_size_or_of_another_slot_is_refused(tmp_path):
         ({"shape": [True, 3]}, "'shape' has a value that is not allowed"),
         ({"previous": "00"}, "'previous' has a value that is not allowed"),
         ({"bound": (1 << 63) - 100}, "do not fit the bits"),
+        ({"share": str((1 << 50) + 1)}, r"above 2\^50"),
+        ({"shape": [1 << 13, 1 << 12]}, r"more than 2\^24 numbers"),
         ({"extra": 1}, "must have the fields .*, and no others"),
     ],
 )

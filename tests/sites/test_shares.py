@@ -86,3 +86,17 @@ def test_a_share_is_rounded_up(sigma, num_sites, colluding):
         check_share(share - Fraction(2, 1 << 16), sigma, num_sites, colluding)
     with pytest.raises(ValueError, match="at least 3"):
         check_share(Fraction(2), Fraction(1), num_sites, colluding)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("epsilon", [0.1, 0.5])
+def test_the_price_of_a_table_is_that_of_gaussian_noise_and_no_less(count, epsilon):
+    """Independent of the package: the delta of a shift of Gaussian noise, with 50 digits."""
+    length, honest, share = 1 << 28, 7, Fraction(5 << 28, 3)
+    change = TableChange(length_squared=length**2, numbers=2560)
+    events = compute_events(change, share, honest, max_sites_per_unit=count)
+    with mp.workdps(50):
+        mu, e = count * length / (mp.sqrt(honest) * share.numerator / share.denominator), mp.mpf(epsilon)
+        delta = mp.ncdf(-e / mu + mu / 2) - mp.exp(e) * mp.ncdf(-e / mu - mu / 2)
+        found = compute_guarantee(events, float(delta)).epsilon
+    assert epsilon * (1 - 1e-12) <= found < epsilon * (1 + 1e-6)

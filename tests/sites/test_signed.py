@@ -45,6 +45,9 @@ def test_every_cut_is_found(length):
         ('{"b":1,"a":2}', "the same content has another form"),
         ('{"name":"Ü"}', "it cannot be read"),
         ('{"number":03}', "it cannot be read"),
+        ('{"number":-0}', "the same content has another form"),
+        ('{"\\u006eumber":3}', "the same content has another form"),
+        ('{"number":' + "1" * 5000 + "}", "Exceeds the limit"),
         ("[1]", "it is not an object"),
         ('{"a":' + "[" * 100_000, "it cannot be read"),
     ],
@@ -53,6 +56,16 @@ def test_every_cut_is_found(length):
 def test_other_forms_are_refused(header, match):
     with pytest.raises(ValueError, match=match):
         signed.decode_canonically(header.encode())
+
+
+def test_a_file_without_a_signature_is_refused():
+    for end in (RAW[-129:].upper(), b"0" * 127 + b"g\n", bytes(129)):
+        with pytest.raises(ValueError, match="test='x': has no signature"):
+            signed.read_file(RAW[:-129] + end, "test", FIELDS, "x")
+    with pytest.raises(ValueError, match="has another length than it states"):
+        signed.read_file(RAW[:-129], "test", FIELDS, "x")
+    with pytest.raises(ValueError, match="is not signed by us"):
+        signed.read_file(RAW[:-129] + b"0" * 128 + b"\n", "test", FIELDS, "x").verify(PUBLIC, "us")
 
 
 def test_floats_are_never_written():

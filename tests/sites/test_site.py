@@ -1,8 +1,10 @@
 """A site charges its own ledger before it draws its share of noise, and answers a slot once."""
 
+import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 from fractions import Fraction
 from pathlib import Path
@@ -114,6 +116,23 @@ def test_the_least_noise_is_asked_for_at_any_epsilon(tmp_path, name, epsilon):
     consortium.joiner.ask(kind, epsilon)
     guarantee = consortium.joiner.compute_guarantees(0)[1]
     assert 0.9999 * epsilon < guarantee.epsilon <= epsilon
+
+
+def test_a_ledger_that_was_restored_pays_for_no_round(tmp_path):
+    """A ledger without the charge of an answer would admit more than the cap."""
+    consortium = make_consortium(tmp_path)
+    site, kind = consortium.sites[0], make_kind("histogram")
+    shutil.copytree(site.home, tmp_path / "copy")
+    _, raw, public = consortium.joiner.ask(kind, 0.5)
+    first = site.answer(raw, public, consortium.data[0])
+    shutil.rmtree(site.home)
+    shutil.copytree(tmp_path / "copy", site.home)
+    assert site.answer(raw, public, consortium.data[0]) == first and not get_charges(site)
+    _, raw, public = consortium.joiner.ask(kind, 0.5)
+    with pytest.raises(ValueError, match="the ledger is an old copy"):
+        site.answer(raw, public, consortium.data[0])
+    with site.state.open() as secrets:
+        assert secrets.next_slot == 1 and not get_charges(site)
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
@@ -334,6 +353,12 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path):
     content = {"kind": "histogram", "label": "y", "facts": '{"spec": NaN}', "names": [], "shapes": []}
     with pytest.raises(ValueError, match="NaN is not finite"):
         read_public_file(joiner.charter, joiner.charter.make_file("public", content, key))
+    facts, arrays = make_kind("histogram").to_content()
+    facts["spec"]["std"] = [10**400] * 6
+    content |= {"facts": json.dumps(facts), "names": ["query_QD"], "shapes": [[20, 6]]}
+    body = arrays["query_QD"].tobytes()
+    with pytest.raises(ValueError, match="does not describe a table of the kind histogram"):
+        read_public_file(joiner.charter, joiner.charter.make_file("public", content, key, body))
 
 
 def test_a_round_that_was_aborted_stays_in_the_total(tmp_path):

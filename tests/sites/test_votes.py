@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_three_sites_give_the_noisy_sum_of_their_teachers_votes_and_a_student(tm
     x = torch.from_numpy(kind.spec.schema.encode(test_rows))
     accuracy = (training.train_student(noisy, PUBLIC).predict(x).numpy() == y_N).mean()
     assert accuracy > 0.7
-    wrong = type(noisy)(noisy.slot, kind, -noisy.numbers, noisy.sigma)
+    wrong = replace(noisy, numbers=-noisy.numbers)
     assert (training.train_student(wrong, PUBLIC).predict(x).numpy() == y_N).mean() < 0.3
 
     # A later round with the same settings uses the same teachers, and is charged.
