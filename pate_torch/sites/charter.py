@@ -218,7 +218,7 @@ def _check_keys(file: SignedFile, sites: Sequence[KeyFile], joiner_key: bytes) -
 @cache
 def load_words() -> tuple[str, ...]:
     """Load the 2,048 words, of which four letters identify each (the English list of BIP 39, MIT license)."""
-    words = tuple(resources.files("pate_torch.sites").joinpath("words.txt").read_text("ascii").split())
+    words = tuple(resources.files("pate_verify").joinpath("words.txt").read_text("ascii").split())
     assert len(set(words)) == 1 << _BITS_PER_WORD
     return words
 

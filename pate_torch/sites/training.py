@@ -174,7 +174,7 @@ def fit_table(noisy: NoisySum, seed: int = 0, num_components: int = 200, steps: 
     if not isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no marginal tables", "Use train_student.")
     method = kind.method
-    counts_M = torch.from_numpy(noisy.numbers)
+    counts_M = torch.from_numpy(noisy.numbers).round()  # the model stores whole numbers
     tables = NoisyTables(split_counts(counts_M, method.domain.sizes, kind.cliques), noisy.sigma)
     sizes, target, size = method.domain.sizes, method.target_index, math.ceil(tables.estimate_size())
     if method.order == 1:

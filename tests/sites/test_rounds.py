@@ -247,6 +247,17 @@ def test_sums_form_a_chain(tmp_path):
     refuse(accept_sum, world.sites[0], second, match="is a second, different sum of a round")
 
 
+def test_a_sum_that_comes_late_is_not_the_newest(tmp_path):
+    world, sums = make_world(tmp_path), []
+    for slot in range(2):
+        raw = world.ask(slot=slot)
+        sums.append(make_sum_file(world.charter, read_round(raw, world.charter), answer_all(world, raw), world.joiner))
+    for sum_file in reversed(sums):
+        accept_sum(world.sites[0], sum_file)
+    following = world.ask(slot=2, previous=hashlib.sha256(sums[1]).hexdigest())
+    assert answer(world.sites[0], following, TABLE)
+
+
 def signed_content(raw):
     content = signed.decode_canonically(raw.partition(b"\n")[0])
     return {name: value for name, value in content.items() if name not in ("format", "body_bytes")}
