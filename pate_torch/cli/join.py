@@ -7,6 +7,7 @@ r"""``pate join``: collect and add up the answers of sites that do not trust eac
                       --encoder network=torchvision:resnet18 weights=resnet18.pth license=BSD-3-Clause
     pate join ask     marginals --epsilon 0.5 --schema schema.yaml
     pate join ask     gradients --epsilon 0.5 --steps 8 --public public.csv ...   # the same again after each sum
+    pate join ask     votes --epsilon 0.5 --public public.csv --label y --classes no yes --questions 100
     pate join sum     *.answer-0.pate                                                             # sum-0.json
     pate join train   --public public.csv --out release/
 
@@ -39,19 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     charter.add_argument("--max-records", type=int, required=True, help="upper bound on all records together")
     charter.add_argument("--adjacency", default="add_remove", choices=("add_remove", "replace_one"))
     charter.add_argument("--records", type=int, nargs="+", help="records of each site, under replace_one")
+    charter.add_argument("--teachers", type=int, nargs="+", default=[0], help="teachers of each site, or of all alike")
     charter.add_argument("--unit", default="record", help="record, or group:COLUMN (default: record)")
     charter.add_argument("--max-sites-per-unit", type=int, default=1, help="sites at which a unit may be (default: 1)")
     charter.add_argument("--delta", default="1/100000", help="delta, as a fraction (default: 1/100000)")
     keys.add_argument("files", type=Path, nargs="+", help="confirmation file of each site")
     for each, name in ((charter, "charter.json"), (keys, "keys.json")):
         each.add_argument("--out", type=Path, default=Path(name), help=f"file for the sites (default: {name})")
-    ask.add_argument("kind", choices=("class_sums", "gradients", "histogram", "marginals"))
+    ask.add_argument("kind", metavar="KIND", help="class_sums, gradients, histogram, marginals or votes")
     ask.add_argument("--epsilon", type=float, required=True, help="largest price of the round, or of all steps")
     ask.add_argument("--label", help="column of the class")
     ask.add_argument("--classes", nargs="+", default=[], help="name of each class")
-    ask.add_argument("--questions", type=int, default=100, help="points of a histogram (default: 100)")
+    ask.add_argument("--questions", type=int, default=100, help="points of histogram or votes (default: 100)")
+    ask.add_argument("--mechanism", default="gaussian", help="mechanism of votes: gaussian, whose counts can be added")
+    ask.add_argument("--teacher", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the teachers of votes")
     ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
     ask.add_argument("--order", type=int, default=2, help="columns beside the target in a table (default: 2)")
+    ask.add_argument(
+        "--num-records-about", type=int, help="public estimate of all records (default: the charter's bound)"
+    )
     ask.add_argument("--steps", type=int, default=8, help="rounds of gradients; each call asks for one (default: 8)")
     ask.add_argument("--clip", type=float, default=0.5, help="clipping norm of gradients (default: .5)")
     ask.add_argument("--again", action="store_true", help="ask for a step whose round failed, at the full price")
@@ -78,7 +85,7 @@ def _charter(parsed: argparse.Namespace) -> None:
         classes=parsed.classes,
         max_records=parsed.max_records,
         max_sites_per_unit=parsed.max_sites_per_unit,
-        teachers=(0,) * count,
+        teachers=tuple(parsed.teachers) * (count if len(parsed.teachers) == 1 else 1),
         records=tuple(parsed.records or (0,) * count),
         files={},
     )
@@ -100,7 +107,12 @@ def _ask(parsed: argparse.Namespace) -> None:
     from pate_torch.sites import training
     from pate_torch.sites.descent import ask_step
     from pate_torch.sites.tables import Descent, TableKind
+    from pate_torch.sites.votes import check_mechanism
 
+    for name in (parsed.kind, parsed.mechanism):
+        check_mechanism(name)
+    checks.one_of("kind", parsed.kind, ("class_sums", "gradients", "histogram", "marginals", "votes"))
+    checks.one_of("--mechanism", parsed.mechanism, ("gaussian",))
     joiner = _open_joiner(parsed)
     kind: TableKind
     if parsed.kind == "marginals":
@@ -114,12 +126,21 @@ def _ask(parsed: argparse.Namespace) -> None:
             raise checks.error("--classes", parsed.classes, problem)
         public, options = _read_public(parsed), {"text": parsed.text, "encoder": _make_encoder(parsed.encoder)}
         facts = (public, parsed.label, parsed.classes)
+        if parsed.kind in ("class_sums", "gradients"):
+            steps = parsed.steps if parsed.kind == "gradients" else 1
+            num_public = len(next(iter(public.values())))
+            plan = (joiner.charter, parsed.epsilon, num_public, parsed.num_records_about, steps)
+            options["effective_dim"] = training.plan_directions(*plan)
         if parsed.kind == "class_sums":
             kind = training.make_class_sums(*facts, **options)
         elif parsed.kind == "gradients":
             kind = training.make_descent(*facts, parsed.steps, parsed.clip, **options)
-        else:
+        elif parsed.kind == "histogram":
             kind = training.make_cell_counts(*facts, parsed.questions, **options)
+        else:
+            kind = training.make_vote_counts(
+                *facts, parsed.questions, teacher=_read_settings(parsed.teacher), **options
+            )
     if isinstance(kind, Descent):
         slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
     else:
@@ -176,15 +197,19 @@ def _read_public(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _make_encoder(settings: Sequence[str] | None) -> Any:
-    import yaml
 
     from pate_torch.core import checks
     from pate_torch.features.encoder import Encoder
 
     if settings is None:
         return None
-    values = {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
-    return Encoder(**checks.mapping("--encoder", values, fields(Encoder)))
+    return Encoder(**checks.mapping("--encoder", _read_settings(settings), fields(Encoder)))
+
+
+def _read_settings(settings: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    return {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
 
 
 def _write(path: Path, content: bytes) -> None:

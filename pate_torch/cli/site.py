@@ -91,6 +91,8 @@ def _confirm(parsed: argparse.Namespace) -> None:
     print("Sites: " + "; ".join(each.site for each in charter.sites))
     print(f"Trust: distributed, t = {terms.colluding} of {len(charter.sites)}; delta = {delta}, {terms.adjacency},")
     print(f"unit {terms.unit}, at {terms.max_sites_per_unit} site(s) at most (declared, not checked).")
+    if any(terms.teachers):
+        print(f"Teachers of each site: {', '.join(map(str, terms.teachers))}.")
     print("Take part only if you know every site. Call the other sites, not the joiner, and read these words to them:")
     print(f"\n  {charter.format_fingerprint()}\n")
     heard = input("Words that another site read to you: ") if parsed.heard is None else parsed.heard

@@ -30,7 +30,7 @@ from pate_torch.sites.rounds import Round, make_round, make_sum_file, read_round
 from pate_torch.sites.shares import compute_events, compute_share
 from pate_torch.sites.signed import ZERO_DIGEST
 from pate_torch.sites.site import check_public_file, compute_round_events
-from pate_torch.sites.tables import TableKind
+from pate_torch.sites.tables import TableKind, read_public_file
 
 _README = """PRIVATE: do not share.
 
@@ -132,6 +132,7 @@ class Joiner:
             if first_slot is None:
                 public, name = kind.to_file(charter, key), f"round-{slot}.public"
                 digest = hashlib.sha256(public).hexdigest()
+                read_public_file(charter, public)  # refuses numbers that no site would accept
                 write_atomically(self.folder / name, public)
             else:
                 first_round, _ = self._read_round(record, charter, first_slot)
@@ -147,7 +148,7 @@ class Joiner:
                 slot=slot,
                 kind=kind.name,
                 shape=kind.shape,
-                bound=kind.compute_bound(charter.terms.max_records),
+                bound=kind.compute_bound(charter.terms),
                 previous=record.last_sum,
                 files={name: digest},
                 **kind.round_fields,

@@ -17,7 +17,7 @@ import torch
 
 from pate_torch.accounting import accountant, events
 from pate_torch.core.files import compute_tensor_digest, write_atomically
-from pate_torch.methods import gradients, reverse_knn, synthetic
+from pate_torch.methods import gradients, reverse_knn, synthetic, voting
 from pate_torch.methods.base import ModelRelease
 from pate_torch.privacy import records
 from pate_torch.privacy.records import DataSpec, Evaluation, PublicPool
@@ -30,14 +30,15 @@ from pate_torch.sites import training
 from pate_torch.sites.joiner import Joiner, NoisySum
 from pate_torch.sites.points import EncoderFiles
 from pate_torch.sites.site import PURPOSE_SHARE
-from pate_torch.sites.tables import CellCounts, ClassSums, MarginalCounts
+from pate_torch.sites.tables import MarginalCounts, PointTable
 
 _NAME = "sites"
 _METHODS = {
-    "class_sums": ("gradient_descent", gradients.describe),
-    "gradients": ("gradient_descent", gradients.describe),
-    "histogram": ("histogram", lambda unit, _: reverse_knn.describe(unit)),
-    "marginals": ("marginals", lambda unit, _: synthetic.describe(unit)),
+    "class_sums": ("gradient_descent", lambda unit, rounds, _: gradients.describe(unit, rounds)),
+    "gradients": ("gradient_descent", lambda unit, rounds, _: gradients.describe(unit, rounds)),
+    "histogram": ("histogram", lambda unit, *_: reverse_knn.describe(unit)),
+    "marginals": ("marginals", lambda unit, *_: synthetic.describe(unit)),
+    "votes": ("gaussian", lambda unit, _, teachers: voting.describe(teachers, unit, counts=True)),
 }
 """Kind of a table -> name of the mechanism that one curator would use, and description of the method."""
 
@@ -79,7 +80,7 @@ def write_model(
         pool, classes = PublicPool(torch.zeros(0, *shape)), ("0", "1")  # a table has neither points nor classes
         spec = DataSpec(name=_NAME, num_classes=2, class_names=classes, input_shape=shape, mean=(0.0,), std=(1.0,))
     else:
-        assert isinstance(kind, ClassSums | CellCounts)
+        assert isinstance(kind, PointTable)
         pool, answers = training.answer_public_points(noisy, public, encoder)
         charged, spec = joiner.compute_events(slots, joiner.charter.terms.colluding), kind.spec
         answers = replace(answers, events=charged, reserved_events=charged)
@@ -128,7 +129,7 @@ def describe_rounds(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> di
         "mechanism": mechanism,
         "parameters": parameters,
         "sensitivity": {"l1": None, "l2": length, "linf": None, "per": "round"},
-        "answered_by": describe(terms.unit, len(slots)).to_dict(),
+        "answered_by": describe(terms.unit, len(slots), sum(terms.teachers)).to_dict(),
     }
 
 

@@ -36,6 +36,7 @@ from pate_torch.sites.points import Encode, EncoderFiles, open_encoder
 from pate_torch.sites.rounds import Round
 from pate_torch.sites.shares import compute_events
 from pate_torch.sites.tables import SiteTable, TableKind, read_public_file
+from pate_torch.sites.votes import VoteCounts
 from pate_torch.teachers.store import TeacherStore
 
 PURPOSE_SHARE = "share of noise"
@@ -116,6 +117,9 @@ class Site:
         charter = self._load_charter()
         kind = check_public_file(charter, current_round, public_raw)
         events = compute_round_events(charter, current_round, kind)
+        with open_ledger(self.home) as ledger:  # before teachers are trained, which may take hours
+            self._open_account(ledger, self.account, charter, None, events)
+            Budget.from_account(ledger, self.account).check_events(events)
         encode = open_encoder(kind.encoder, encoder, self.account, self.home)
         data = data(label=kind.label, unit=get_unit_column(charter.terms.unit)) if callable(data) else data
         table = self._count(charter, kind, data, encode)
@@ -125,7 +129,8 @@ class Site:
             account = self._open_account(ledger, self.account, charter, None, events)
             charter_name = f"charter {charter.digest.hex()} slot"
             name = f"{charter_name} {current_round.slot} round {current_round.digest.hex()}"
-            budget = Budget.from_account(ledger, account.name, run=name, fingerprint=fingerprint)
+            options = {"run": name, "fingerprint": fingerprint, "on_new_head": table.on_new_head}
+            budget = Budget.from_account(ledger, account.name, **options)
             budget.check_adjacency(table.sensitivity)
             paid_slots = {c.run.split()[3] for c in account.charges.values() if c.run.startswith(charter_name)}
             if not self._list_answered_slots() <= paid_slots:
@@ -173,6 +178,9 @@ class Site:
                 raise checks.error("data", "", problem, "Give the table whose number of records the charter states.")
         elif records.usable_N is not None:
             records = select(records, np.flatnonzero(records.usable_N.numpy()))
+        if isinstance(kind, VoteCounts):
+            with self.state.open() as secrets:
+                kind = kind.at_site(terms.teachers[secrets.place], self.home)
         return kind.count(records, terms.adjacency)
 
     def _open_account(
@@ -210,7 +218,7 @@ def check_public_file(charter: Charter, current_round: Round, raw: bytes) -> Tab
     kind = read_public_file(charter, raw).with_round(current_round)
     if (current_round.kind, current_round.shape) != (kind.name, kind.shape):
         raise checks.error("public", kind.name, "describes another table than the round file asks for")
-    if current_round.bound < kind.compute_bound(charter.terms.max_records):
+    if current_round.bound < kind.compute_bound(charter.terms):
         raise checks.error("round", current_round.bound, "has too small a bound on the sums", "Ask the joiner anew.")
     return kind
 

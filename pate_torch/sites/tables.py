@@ -8,6 +8,7 @@ The round file carries its hash. Each kind of table states how far one unit can 
 - ``gradients``: class sums in a first round, then the sum of the clipped gradients at the weights of each round.
 - ``histogram``: the number of units of each class at each question (``method=reverse_knn``).
 - ``marginals``: the number of units with each combination of codes of some columns (``methods.synthetic``).
+- ``votes``: the number of teachers that vote for each class at each question (``votes``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
@@ -36,7 +37,8 @@ from pate_torch.privacy.partition import select_one_per_unit
 from pate_torch.privacy.records import DataSpec, EncoderCard, PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.whitening import Whitening
-from pate_torch.sites.charter import Charter
+from pate_torch.sites import rounds
+from pate_torch.sites.charter import Charter, Terms
 from pate_torch.sites.points import Encode, check_spec, convert_columns, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT, Round
 from pate_torch.sites.shares import TableChange
@@ -60,12 +62,14 @@ class SiteTable:
         sensitivity: Sensitivity of the whole table, in multiples of ``unit``.
         unit: Number of the table's whole numbers in 1 of ``sensitivity``.
         records: PRIVATE. Records that were counted.
+        on_new_head: Function that stores the hash of the newest ledger entry with stored teachers, if there are any.
     """
 
     numbers: np.ndarray
     sensitivity: sensitive.Sensitivity
     unit: int
     records: PrivateRecords
+    on_new_head: Callable[[str], object] = do_nothing
 
     def check_change(self, change: TableChange) -> None:
         """Raise ValueError if one unit can change the table by more than the price covers."""
@@ -135,9 +139,9 @@ class TableKind(ABC):
             raise checks.error("round", self.name, "has numbers that this kind of table does not read")
         return self
 
-    def compute_bound(self, max_records: int) -> int:
+    def compute_bound(self, terms: Terms) -> int:
         """Compute the upper bound on the absolute value of each number of the sum over all sites."""
-        return max_records * self.unit_length
+        return terms.max_records * self.unit_length
 
     def read_records(self, table: Mapping[str, Any], unit: str, encode: Encode | None = None) -> PrivateRecords:
         """PRIVATE. Convert the rows of a table, or images, to records, each by its own cells alone.
@@ -184,7 +188,7 @@ def read_public_file(charter: Charter, raw: bytes, source: str = "") -> TableKin
     if start != len(numbers) or len(file.body) % 8:
         raise file.make_error("has another number of numbers than it states")
     try:
-        facts = json.loads(content["facts"], parse_constant=_refuse_constant)
+        facts = json.loads(content["facts"], parse_constant=_refuse_constant, parse_float=_parse_finite)
         table = KINDS[content["kind"]].from_content(content["label"], facts, arrays)
         table.make_change("add_remove")
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
@@ -193,12 +197,18 @@ def read_public_file(charter: Charter, raw: bytes, source: str = "") -> TableKin
     return table
 
 
+def _parse_finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        _refuse_constant(text)
+    return value
+
+
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not finite")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _PointTable(TableKind):
+class PointTable(TableKind):
     """Releasable. Base of the tables of records with features and a class.
 
     Attributes:
@@ -219,7 +229,7 @@ class _PointTable(TableKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ClassSums(_PointTable):
+class ClassSums(PointTable):
     """Releasable. Sums of the whitened features of the records of each class.
 
     Attributes:
@@ -362,7 +372,7 @@ class Descent(ClassSums):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CellCounts(_PointTable):
+class CellCounts(PointTable):
     """Releasable. Number of units of each class at the nearest question.
 
     Attributes:
@@ -447,9 +457,10 @@ class MarginalCounts(TableKind):
 
 
 KINDS: dict[str, type[TableKind]] = {kind.name: kind for kind in (ClassSums, Descent, CellCounts, MarginalCounts)}
+"""Kinds of tables by name, to which modules that build on this one add theirs."""
 _is_any_text = lambda value: isinstance(value, str)  # noqa: E731
 _PUBLIC_FIELDS = {
-    "kind": is_one_of(*KINDS),
+    "kind": is_one_of(*rounds.KINDS),
     "label": _is_any_text,
     "facts": _is_any_text,
     "names": is_list_of(_is_any_text, high=8),

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pate_torch.accounting import gdp
 from pate_torch.core import checks
 from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -21,14 +23,16 @@ from pate_torch.methods.gradients import plan_descent
 from pate_torch.methods.reverse_knn import assign_cells
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy.domain import TableDomain
-from pate_torch.privacy.records import LinearModel, NoisyCounts, PublicPool, Release
+from pate_torch.privacy.records import DataSpec, LinearModel, NoisyCounts, PublicPool, Release
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
 from pate_torch.sites import points
+from pate_torch.sites.charter import Charter
 from pate_torch.sites.joiner import NoisySum
 from pate_torch.sites.points import EncoderFiles, make_spec
-from pate_torch.sites.tables import CellCounts, ClassSums, Descent, MarginalCounts
+from pate_torch.sites.tables import CellCounts, ClassSums, Descent, MarginalCounts, PointTable
+from pate_torch.sites.votes import VoteCounts, make_recipe
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.linear import Logistic, ReleasedModel
@@ -38,20 +42,57 @@ from pate_torch.synthesis.model import TableModel, split_counts
 _RIDGE = 0.1
 
 
-def make_class_sums(public: Mapping[str, Any], label: str, classes: Sequence[str], **options: Any) -> ClassSums:
-    """Make the public file of class sums, whose whitening follows from PUBLIC rows. Options: ``make_spec``."""
+def plan_directions(
+    charter: Charter, epsilon: float, num_public: int, num_records: int | None = None, steps: int = 1
+) -> float:
+    """Plan the effective number of directions of the public features, by the rule of one curator (``plan_descent``).
+
+    Args:
+        charter: The charter, which decides how much noise the sum has.
+        epsilon: Largest price of all steps.
+        num_public: Number of public points.
+        num_records: Approximate number of records at all sites, which must be public. None for the bound of the terms.
+        steps: Number of steps.
+    """
+    terms, num_sites = charter.terms, len(charter.sites)
+    length = terms.max_sites_per_unit * (2 if terms.adjacency == "replace_one" else 1)
+    excess = num_sites / (num_sites - terms.colluding)
+    sigma = length * math.sqrt(steps * excess) / gdp.compute_mu(epsilon, float(Fraction(terms.delta)))
+    mechanism = GradientDescent(sigma=sigma, adjacency=terms.adjacency, steps=steps)
+    return plan_descent(mechanism, num_records or terms.max_records, num_public, num_classes=terms.classes)[1]
+
+
+def make_class_sums(
+    public: Mapping[str, Any],
+    label: str,
+    classes: Sequence[str],
+    *,
+    effective_dim: float | None = None,
+    **options: Any,
+) -> ClassSums:
+    """Make the public file of class sums, whose whitening follows from PUBLIC rows.
+
+    ``effective_dim`` is that of ``plan_directions``; if it is None, all directions are kept. Options: ``make_spec``.
+    """
     spec, x_PD = make_spec(public, label, classes, **options)
-    whitening = Whitening.from_features(encode(nn.Flatten(), x_PD, spec), _RIDGE)
+    whitening = Whitening.from_features(encode(nn.Flatten(), x_PD, spec), _RIDGE, effective_dim)
     return ClassSums(label=label, spec=spec, whitening=whitening)
 
 
 def make_descent(
-    public: Mapping[str, Any], label: str, classes: Sequence[str], steps: int, clip_norm: float, **options: Any
+    public: Mapping[str, Any],
+    label: str,
+    classes: Sequence[str],
+    steps: int,
+    clip_norm: float,
+    *,
+    effective_dim: float | None = None,
+    **options: Any,
 ) -> Descent:
-    """Make the public file of a descent, whose whitening follows from PUBLIC rows. Options: ``make_spec``."""
+    """Make the public file of a descent, whose whitening follows from PUBLIC rows, as in ``make_class_sums``."""
     spec, x_PD = make_spec(public, label, classes, **options)
     feature_PD = encode(nn.Flatten(), x_PD, spec)
-    whitening = Whitening.from_features(feature_PD, _RIDGE)
+    whitening = Whitening.from_features(feature_PD, _RIDGE, effective_dim)
     return Descent(
         label=label,
         spec=spec,
@@ -68,19 +109,34 @@ def make_cell_counts(
 ) -> CellCounts:
     """Make the public file of a histogram, whose questions are central PUBLIC points."""
     spec, x_PD = make_spec(public, label, classes, **options)
-    checks.integer("questions", num_questions, 1, len(x_PD))
-    feature_PD, empty_Q = encode(nn.Flatten(), x_PD, spec), torch.zeros(0, dtype=torch.int64)
+    feature_PD = encode(nn.Flatten(), x_PD, spec)
+    return CellCounts(label=label, spec=spec, query_QD=feature_PD[_select_medoids(spec, x_PD, num_questions, seed)])
+
+
+def make_vote_counts(
+    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, teacher: Any, **options: Any
+) -> VoteCounts:
+    """Make the public file of votes on central PUBLIC points; ``teacher`` has settings of ``TeacherRecipe``."""
+    spec, x_PD = make_spec(public, label, classes, **options)
+    query_x = x_PD[_select_medoids(spec, x_PD, num_questions, 0)]
+    return VoteCounts(label=label, spec=spec, query_x=query_x, teacher=make_recipe(teacher))
+
+
+def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int, seed: int) -> Tensor:
+    """Select central public points."""
+    checks.integer("questions", count, 1, len(x_PD))
+    empty_Q = torch.zeros(0, dtype=torch.int64)
     state = QueryState(
         spec=spec,
         pool_x=x_PD,
         query_Q=empty_Q,
         label_Q=empty_Q,
-        num_remaining=num_questions,
+        num_remaining=count,
         num_rounds_left=1,
         seed=seed,
-        feature_PD=feature_PD,
+        feature_PD=encode(nn.Flatten(), x_PD, spec),
     )
-    return CellCounts(label=label, spec=spec, query_QD=feature_PD[Medoids().select(state)])
+    return Medoids().select(state)
 
 
 def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
@@ -92,11 +148,11 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
 def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None) -> Student:
     """Train a student from a noisy sum, PUBLIC rows, and the encoder that the public file names, if there is one."""
     pool, release = answer_public_points(noisy, public, encoder)
-    assert isinstance(noisy.kind, ClassSums | CellCounts)
+    assert isinstance(noisy.kind, ClassSums | CellCounts | VoteCounts)
     return train_on_answers(noisy.kind, pool, release)[0]
 
 
-def train_on_answers(kind: ClassSums | CellCounts, pool: PublicPool, release: Release) -> tuple[Student, str]:
+def train_on_answers(kind: PointTable, pool: PublicPool, release: Release) -> tuple[Student, str]:
     """Train a student from the answers of ``answer_public_points``, and return it with the name of its algorithm."""
     algorithm = Logistic() if release.model is None else ReleasedModel()
     task = make_student_task(kind.spec, pool, release)
@@ -106,27 +162,33 @@ def train_on_answers(kind: ClassSums | CellCounts, pool: PublicPool, release: Re
 def answer_public_points(
     noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None
 ) -> tuple[PublicPool, Release]:
-    """Answer PUBLIC points by a noisy sum: by the class of their cell, or by a linear model."""
+    """Answer PUBLIC points by a noisy sum: by the class of their cell, by votes, or by a linear model."""
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
-    assert isinstance(kind, ClassSums | CellCounts)
+    assert isinstance(kind, ClassSums | CellCounts | VoteCounts)
     encode_points = points.open_encoder(kind.encoder, encoder)
     x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
     x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
-    if isinstance(kind, CellCounts):
+    if isinstance(kind, CellCounts | VoteCounts):
         counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
-        cell_P = assign_cells(feature_PD, kind.query_QD)
+        cell_RP = None
+        # The questions were public points.
+        if isinstance(kind, CellCounts):
+            query_Q, cell_RP = assign_cells(kind.query_QD, feature_PD), assign_cells(feature_PD, kind.query_QD)[None]
+        else:
+            query_QD, exact = kind.query_x.flatten(1).double(), "donot_use_mm_for_euclid_dist"
+            query_Q = torch.cdist(query_QD, x_PD.flatten(1).double(), compute_mode=exact).argmin(1)
         release = Release(
             noisy.id,
-            assign_cells(kind.query_QD, feature_PD),  # the questions were public points
+            query_Q,
             counts.counts_QC.argmax(1),
             (),
             (),
             noisy_counts=counts,
             queries_per_round=(len(counts.counts_QC),),
-            cell_RP=cell_P[None],
+            cell_RP=cell_RP,
         )
         return pool, release
     model = fit_descent(noisy) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)

@@ -35,10 +35,14 @@ def make_rows(count: int, seed: int) -> dict[str, pa.Array]:
 
 
 def select_rows(table: dict[str, pa.Array], rows: list[int]) -> dict[str, pa.Array]:
-    return {name: column.take(pa.array(rows)) for name, column in table.items()}
+    return {name: column.take(pa.array(rows, pa.int64())) for name, column in table.items()}
 
 
 PUBLIC = make_rows(300, 99)
+
+
+RECORD_KINDS = ("class_sums", "histogram", "marginals")
+"""Kinds of tables that are counted without a site's store."""
 
 
 def make_kind(name: str) -> TableKind:

@@ -57,6 +57,7 @@ def release(folder: Path, kind: str, num_sites: int, colluding: int, num_rows: i
     for name in names:
         run(folder, f"home-{name}", ("site", "init", "--account", "scans", "--folder", name))
     terms = ("--colluding", str(colluding), "--classes", "3", "--max-records", "100000")
+    terms += ("--teachers", "150") if kind == "votes" else ()
     run(folder, "none", ("join", "charter", *(f"{name}.key" for name in names), *terms))
     words = Joiner(folder / "join").charter.format_fingerprint()
     for name in names:
@@ -64,10 +65,12 @@ def release(folder: Path, kind: str, num_sites: int, colluding: int, num_rows: i
         run(folder, f"home-{name}", command)
     public = ("--public", "public.csv")
     details = ("--schema", "schema.yaml") if kind == "marginals" else (*public, "--label", "y", "--classes", *CLASSES)
-    if kind == "histogram":
+    if kind in ("histogram", "votes"):
         details += ("--questions", "20")
     if kind == "gradients":
         details += ("--steps", str(num_rounds))
+    if kind == "votes":
+        details += ("--teacher", "optimizer=ridge", "weight_decay=1")
     run(folder, "none", ("join", "keys", *(f"{name}.confirmed" for name in names)))
     for slot in range(num_rounds):
         run(folder, "none", ("join", "ask", kind, "--epsilon", "0.5", *details))
@@ -164,6 +167,22 @@ def _find_mu(epsilon: float) -> float:
         is_cheap = compute_guarantee([GaussianEvent(mu=middle)], 1e-5).epsilon <= epsilon
         low, high = (middle, high) if is_cheap else (low, middle)
     return low
+
+
+def test_votes_of_teachers_of_three_sites_teach_a_student(tmp_path):
+    folder = release(tmp_path, "votes", num_sites=3, colluding=1, num_rows=600)
+    assert Joiner(tmp_path / "join").charter.terms.teachers == (150, 150, 150)
+    assert compute_accuracy(ReleasedClassifier.load(folder).predict) > 0.85
+    assert main(("verify", str(folder))) == 0
+    assert "Trust: distributed, t = 1 of 3." in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("words", [("confident",), ("votes", "--mechanism", "interactive"), ("single_stable",)])
+def test_a_mechanism_that_needs_a_maximum_is_refused_with_the_reason(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(("join", "ask", *words, "--epsilon", "1")) == 2
+    error = capsys.readouterr().err
+    assert "needs a maximum of the raw sum or the raw votes" in error and error.count("\n") == 1
 
 
 def test_marginals_become_a_synthetic_table(tmp_path):

@@ -22,8 +22,8 @@ from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.rounds import accept_sum, read_round, sum_answers
 from pate_torch.sites.shares import TableChange, compute_events
 from pate_torch.sites.site import PURPOSE_SHARE
-from pate_torch.sites.tables import COUNT_STEPS, KINDS, SiteTable, read_public_file
-from tests.sites.site_tables import PUBLIC, make_consortium, make_kind, make_rows, select_rows
+from pate_torch.sites.tables import COUNT_STEPS, SiteTable, read_public_file
+from tests.sites.site_tables import PUBLIC, RECORD_KINDS, make_consortium, make_kind, make_rows, select_rows
 
 
 def get_charges(site):
@@ -37,7 +37,7 @@ def count_exactly(consortium, kind):
     return sum(table.numbers for table in tables) / kind.unit_length
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", RECORD_KINDS)
 def test_the_sum_is_exact_up_to_noise_of_the_stated_size(tmp_path, name):
     consortium, kind = make_consortium(tmp_path), make_kind(name)
     slot, raw, public = consortium.joiner.ask(kind, 0.5)
@@ -110,7 +110,7 @@ def test_a_folder_that_was_restored_does_not_answer_a_slot_again(tmp_path):
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 4.0])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", RECORD_KINDS)
 def test_the_least_noise_is_asked_for_at_any_epsilon(tmp_path, name, epsilon):
     consortium, kind = make_consortium(tmp_path), make_kind(name)
     consortium.joiner.ask(kind, epsilon)
@@ -136,7 +136,7 @@ def test_a_ledger_that_was_restored_pays_for_no_round(tmp_path):
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", RECORD_KINDS)
 def test_one_record_changes_a_table_by_at_most_what_is_priced(name, adjacency):
     kind, rows = make_kind(name), make_rows(40, 1)
     change, count = kind.make_change(adjacency), 0.0
@@ -310,7 +310,7 @@ def test_the_account_has_the_terms_of_the_charter(tmp_path):
     assert len(consortium.answer_all(raw, public)) == 3
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", RECORD_KINDS)
 def test_units_at_two_sites_pay_twice_mu(tmp_path, name):
     sigmas = {}
     for max_sites in (1, 2):
@@ -328,7 +328,7 @@ def test_a_patient_with_many_rows_is_counted_once():
 
     rows = make_rows(60, 1)
     rows["patient"] = pa.array([f"p{i // 6}" for i in range(60)])
-    for name in KINDS:
+    for name in RECORD_KINDS:
         kind = make_kind(name)
         numbers = kind.count(kind.read_records(rows, "group:patient"), "add_remove").numbers
         if name == "histogram":
@@ -353,6 +353,10 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path):
     content = {"kind": "histogram", "label": "y", "facts": '{"spec": NaN}', "names": [], "shapes": []}
     with pytest.raises(ValueError, match="NaN is not finite"):
         read_public_file(joiner.charter, joiner.charter.make_file("public", content, key))
+    with pytest.raises(ValueError, match="1e999 is not finite"):
+        read_public_file(
+            joiner.charter, joiner.charter.make_file("public", content | {"facts": '{"spec": 1e999}'}, key)
+        )
     facts, arrays = make_kind("histogram").to_content()
     facts["spec"]["std"] = [10**400] * 6
     content |= {"facts": json.dumps(facts), "names": ["query_QD"], "shapes": [[20, 6]]}
