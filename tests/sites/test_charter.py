@@ -201,5 +201,5 @@ def test_misheard_words_are_refused():
         try:
             misheard += decode_words(" ".join([word, *words[1:]])) != hashlib.sha256(b"charter").digest()
         except ValueError as error:
-            assert "has a word that was misheard" in str(error)
+            assert "one was misheard" in str(error)
     assert misheard < 30  # 1 of 256; such words are those of another charter
