@@ -32,6 +32,8 @@ COMMANDS = {
     "owner": ("pate_torch.cli.owner", "main", "write the statements of the owner that releases publish"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),
     "synthesize": ("pate_torch.cli.synthesize", "main", "release a synthetic table"),
+    "site": ("pate_torch.cli.site", "main", "answer a round of several sites that do not trust each other"),
+    "join": ("pate_torch.cli.join", "main", "collect and add up the answers of several sites"),
     "learn": ("pate_torch.cli.learn", "main", "learn and release a hypothesis by an algorithm of the papers"),
     "predict": ("pate_torch.cli.predict", "main", "predict new records or images by a released student"),
     "export": ("pate_torch.students.store", "main", "export a released student for other programs"),

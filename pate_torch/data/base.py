@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +129,13 @@ def compute_common_scale(public_x: Tensor) -> Constants:
     """Compute the mean of each feature of public rows [P, D], and one common scale, because it preserves angles."""
     mean_D, std_D = _compute_moments(public_x)
     return tuple(mean_D.tolist()), (float(std_D.square().mean().sqrt()) or 1.0,) * len(mean_D)
+
+
+def make_encoded_spec(points: DataSpec, card: records.EncoderCard, x_PD: Tensor) -> DataSpec:
+    """Make the specification of the features of ``points``, given the features of the public points [P, D]."""
+    mean, std = compute_common_scale(x_PD)
+    spec = replace(points, input_shape=(x_PD.shape[1],), mean=mean, std=std, encoder=card)
+    return replace(spec, low=None, high=None, schema=None, resize=None, text=None)
 
 
 def _compute_moments(x_PD: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
-from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
+from pate_torch.data.base import DatasetSource, SourceFacts, make_encoded_spec
 from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import load_or_encode
@@ -65,11 +65,9 @@ class EncodedDataset(DatasetSource):
             self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
         )
         x_PD, card = feature_by_side["public"], self.encoder.make_card(data.spec)
-        mean, std = compute_common_scale(x_PD)
-        spec = replace(data.spec, input_shape=(x_PD.shape[1],), mean=mean, std=std, encoder=card)
         return replace(
             data,
-            spec=replace(spec, schema=None, resize=None, text=None),
+            spec=make_encoded_spec(data.spec, card, x_PD),
             private=replace(data.private, x=feature_by_side["private"], origin=data.private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
             evaluation=replace(data.evaluation, x=feature_by_side["test"]),

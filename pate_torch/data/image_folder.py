@@ -75,22 +75,13 @@ class ImageFolder(FileSource):
             fix = f"Expected <folder>/<class>/<file> ending in {', '.join(sorted(_SUFFIXES))}."
             raise checks.error(key, str(path), "has no images in class folders", fix)
         relative_paths = [image.relative_to(path) for image in images]
-        unit_names = [self._parse_unit_name(image) for image in relative_paths]
+        unit_names = [parse_unit_name(image, self.group) for image in relative_paths]
         return FileRecords(
             content=images,
             labels=[image.parts[0] if len(image.parts) > 1 else "" for image in relative_paths],
             unit_ids=parse_unit_ids("dataset.group", unit_names, len(images)),
             point_names={("file", None): [image.as_posix() for image in relative_paths]},
         )
-
-    def _parse_unit_name(self, path: Path) -> str:
-        if self.group is None:
-            return path.as_posix()
-        match = re.search(self.group, path.name)
-        unit_name = None if match is None else match.group(1 if match.re.groups else 0)
-        if not unit_name:
-            raise checks.error("dataset.group", self.group, "must match every file name")
-        return unit_name
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         images = [image for file in files.values() for image in file.content]
@@ -113,6 +104,17 @@ class ImageFolder(FileSource):
             make_content_ids=lambda _, public_x: hash_points(public_x),
             options={"resize": RESIZE_METHOD},
         )
+
+
+def parse_unit_name(path: Path, pattern: str | None, key: str = "dataset.group") -> str:
+    """Find the name of the privacy unit by ``pattern`` in a file name, or return the whole path if None."""
+    if pattern is None:
+        return path.as_posix()
+    match = re.search(pattern, path.name)
+    unit_name = None if match is None else match.group(1 if match.re.groups else 0)
+    if not unit_name:
+        raise checks.error(key, pattern, "must match every file name")
+    return unit_name
 
 
 class ImageFolderDataset(Dataset):

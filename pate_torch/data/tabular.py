@@ -194,15 +194,12 @@ class Text(TableSource):
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         column = _concatenate_column(files, self.column).to_pylist()
-        has_text_N = np.array([texts.is_text(text) for text in column])
-        num_missing = int((~has_text_N[np.isin(role_N, self._public_roles)]).sum())
+        x = encode_text_column(f"column {self.column}", column, self.max_bytes)
+        num_missing = int((x[:, 0].numpy()[np.isin(role_N, self._public_roles)] == 0).sum())
         if num_missing and self.empty == "error":
             message = f"stops at {num_missing} public records without a text in column {self.column!r}"
             fix = "Remove these records, or set dataset.empty=drop."
             raise checks.error("dataset.empty", self.empty, message, fix)
-        filled_texts = [text if has_text else "-" for text, has_text in zip(column, has_text_N.tolist(), strict=True)]
-        x = texts.encode_texts(f"column {self.column}", filled_texts, self.max_bytes)
-        x[torch.from_numpy(~has_text_N)] = 0
 
         def make_content_ids(_: np.ndarray, public_x: torch.Tensor) -> list[str]:
             return [compute_content_id([text.encode()]) for text in texts.decode_texts(public_x)]
@@ -269,6 +266,14 @@ class Embeddings(TableSource):
             return [texts.to_canonical_text(line) for line in path.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise checks.error("dataset.ids", str(path), "is not UTF-8", "Write one id in each line.") from error
+
+
+def encode_text_column(key: str, column: Sequence[str], length: int) -> torch.Tensor:
+    """Encode texts as uint8 [N, length], each by itself, with zeros for a missing text."""
+    has_text_N = [texts.is_text(text) for text in column]
+    x = texts.encode_texts(key, [text if has else "-" for text, has in zip(column, has_text_N, strict=True)], length)
+    x[~torch.tensor(has_text_N, dtype=torch.bool)] = 0
+    return x
 
 
 def _make_row_ids(table: Table) -> UnitIds:

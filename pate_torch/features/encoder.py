@@ -186,7 +186,18 @@ class Encoder:
             raise checks.error("encoder", card.name, message, fix)
         if unknown := sorted(set(files) - {"weights", "tokenizer"}):
             raise checks.error("encoder", unknown[0], "must be weights or tokenizer")
-        return cls(name=card.name, network=network, **files, **card.options)  # type: ignore[arg-type]
+        facts: dict[str, Any] = {"license": card.license, "trained_on": card.trained_on, "disjoint": card.disjoint}
+        return cls(name=card.name, network=network, **facts, **files, **card.options)  # type: ignore[arg-type]
+
+    def check_card(self, card: EncoderCard) -> None:
+        """Raise ValueError if the card, which names the kind of the points, describes another encoder."""
+        assert card.points is not None
+        identity = self.make_card(card.points).identity
+        for key, value in card.identity.items():
+            if identity[key] != value:
+                fix = f"Use {card.name}, weights {card.file} with SHA-256 {card.sha256}."
+                problem = f"must be {value!r}, as in the description of {card.name}"
+                raise checks.error(f"encoder {key}", identity[key], problem, fix)
 
     def encode(
         self,

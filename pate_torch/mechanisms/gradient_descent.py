@@ -8,13 +8,17 @@ from typing import Any, ClassVar
 
 import torch
 
+from pate_torch.accounting import discrete_gaussian
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_gradient_pair
 from pate_torch.privacy import sensitive
-from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.noise import MAX_LARGE_SCALE, NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
+
+_MAX_DISCRETE_NUMBERS = 1 << 20
+"""Largest number of numbers in a sum with discrete noise, for which its cost holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +44,12 @@ class GradientDescent(RecordMechanism):
 
     Guarantee: each round composes ``steps`` adaptive D/s-GDP mechanisms, hence rho = steps D^2/(2 s^2) (zCDP). Here s
     is sigma in the last round and early_noise_multiplier x sigma before, and D is the L2 sensitivity of the sum divided
-    by clip_norm: 1 under adjacency add_remove, 2 under replace_one. There is no discrete form.
+    by clip_norm: 1 under adjacency add_remove, 2 under replace_one. With discrete noise the same holds, up to a delta
+    of at most 1e-9 (``accounting.discrete_gaussian``) for sums of at most 2^20 numbers; with too little noise for this
+    delta, only rho holds.
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
-    # No discrete noise: the tables of the discrete sampler grow with the noise scale, here about 2^30 grid units.
-    noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
     method: ClassVar[str] = "gradients"
     input_type: ClassVar[Any] = sensitive.GradientSums
     sensitivity_unit: ClassVar[str] = "step"
@@ -79,13 +83,31 @@ class GradientDescent(RecordMechanism):
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         if num_queries == 0:
-            return (self._make_event(0),)
-        early_events = (self._make_event(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()
-        return (*early_events, self._make_event(self.steps))
+            return self._make_events(0)
+        early_events = self._make_events(self.steps * (rounds - 1), self.early_noise_multiplier) if rounds > 1 else ()
+        return (*early_events, *self._make_events(self.steps))
+
+    def check_discrete(self, shape: tuple[int, int]) -> None:
+        """Raise ValueError if sums of this shape cannot have discrete noise at the stated cost."""
+        if self.discrete and math.prod(shape) > _MAX_DISCRETE_NUMBERS:
+            problem = f"covers sums of at most {_MAX_DISCRETE_NUMBERS:,} numbers, and these have {math.prod(shape):,}"
+            raise checks.error("noise", self.noise, problem, "Use noise=torch, or fewer features.")
+        scale = max(1.0, self.early_noise_multiplier) * self.sigma * self.clip_norm * sensitive.UNIT_NORM
+        if self.discrete and scale > MAX_LARGE_SCALE:
+            raise checks.error("mechanism.sigma", self.sigma, "is too large for noise=discrete", "Use noise=torch.")
+
+    def _make_events(self, count: int, noise_factor: float = 1.0) -> tuple[PrivacyEvent, ...]:
+        """Make the events of ``count`` sums with noise of ``noise_factor`` times sigma."""
+        if not self.discrete:
+            return (self._make_event(count, noise_factor),)
+        variance = (noise_factor * self.sigma * self.clip_norm * sensitive.UNIT_NORM) ** 2
+        mu = self.max_sensitivity.l2 / (noise_factor * self.sigma)
+        return discrete_gaussian.make_events(mu, variance, numbers=_MAX_DISCRETE_NUMBERS, count=count)
 
     def draw(self, votes: sensitive.GradientSums, noise: NoiseSource, context: MechanismContext) -> Answers:
         if len(votes) == 0:
-            return Answers(torch.zeros(0, dtype=torch.int64), (self._make_event(0),))
+            return Answers(torch.zeros(0, dtype=torch.int64), self._make_events(0))
+        self.check_discrete(votes.shape)
         noise_factor = 1.0 if context.is_last_round else self.early_noise_multiplier
         clip_length = self.clip_norm * sensitive.UNIT_NORM
         sigma = noise_factor * self.sigma * clip_length
@@ -93,10 +115,10 @@ class GradientDescent(RecordMechanism):
         for step in range(self.steps):
             gradient_DC = votes.compute_gradient_sum(weight_DC, self.clip_norm)
             # The sum is rounded to whole grid units, because the last bits of a float could reveal the exact sum.
-            noisy_DC = (noise.draw_gaussian(votes.shape, sigma, gradient_DC.device) + gradient_DC).round()
+            noisy_DC = (noise.draw_gaussian(votes.shape, sigma, gradient_DC.device) + gradient_DC).double().round()
             step_size = self.step_size if step else self.first_step_size
             weight_DC = weight_DC + step_size * votes.scale * noisy_DC / clip_length
         score_PC = votes.compute_scores(weight_DC)
         score_QC = score_PC if votes.query_Q is None else score_PC[votes.query_Q]
-        step_events = (self._make_event(self.steps, noise_factor),)
-        return Answers(score_QC.argmax(1), step_events, score_PC=score_PC, model=votes.make_model(weight_DC))
+        events = self._make_events(self.steps, noise_factor)
+        return Answers(score_QC.argmax(1), events, score_PC=score_PC, model=votes.make_model(weight_DC))

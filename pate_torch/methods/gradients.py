@@ -202,6 +202,7 @@ class GradientMethod(RecordMethod):
         def whiten(feature_BD: Tensor) -> Tensor:
             return sensitive.quantize(whitening.whiten_and_clip(feature_BD)).short()
 
+        self.mechanism.check_discrete((whitening.axis_DE.shape[1] + 1, spec.num_classes))
         z_ND = map_records_batch_invariant(whiten, encoder, private, spec, progress)
         sensitivity = sensitive.make_vector_sum_sensitivity(shards.adjacency, z_ND.shape[1] * spec.num_classes)
         start_DC = torch.zeros(z_ND.shape[1], spec.num_classes, dtype=torch.float64)
@@ -236,5 +237,4 @@ def describe(unit: str, steps: int) -> MethodDescription:
         examples="Public points, each with the class given by the model trained on noisy sums. Some classes are wrong, "
         "because of the noise and of errors of the model.",
         assumptions=(f"{sentence}, of length at most 1 and computed from its own record and public values alone.",),
-        discrete=False,
     )

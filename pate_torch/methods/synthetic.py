@@ -247,20 +247,7 @@ class SyntheticTable(PrivateMethod):
         }
 
     def describe(self, facts: DatasetFacts) -> MethodDescription:
-        """Describe the method for reports."""
-        unit = get_unit_column(facts.unit) or "record"
-        votes = ""
-        if self.rounds:
-            votes = f" Then every {unit} was counted {self.rounds} times at the nearest of some candidate rows."
-        return MethodDescription(
-            subject="marginal tables",
-            procedure=f"Every {unit} was counted once in each of some tables, of which each counts combinations of "
-            f"values of a few columns.{votes} Noise was added to every count. A model was fitted to the noisy counts, "
-            "and the synthetic rows were drawn at random from this model.",
-            assumptions=(f"Every {unit} was counted once in each table, by one of its rows alone.",),
-            uses_size=False,
-            product="table",
-        )
+        return describe(facts.unit, self.rounds)
 
     # ---- private --------------------------------------------------------------------------------------------------
 
@@ -272,6 +259,21 @@ class SyntheticTable(PrivateMethod):
 
     def prepare(self, inputs: MethodInputs) -> PreparedTable:
         return PreparedTable(self, inputs)
+
+
+def describe(unit: str, rounds: int = 0) -> MethodDescription:
+    """Describe the method for reports, given the privacy unit and the number of rounds of votes."""
+    one = get_unit_column(unit) or "record"
+    votes = f" Then every {one} was counted {rounds} times at the nearest of some candidate rows." if rounds else ""
+    return MethodDescription(
+        subject="marginal tables",
+        procedure=f"Every {one} was counted once in each of some tables, of which each counts combinations of values "
+        f"of a few columns.{votes} Noise was added to every count. A model was fitted to the noisy counts, and the "
+        "synthetic rows were drawn at random from this model.",
+        assumptions=(f"Every {one} was counted once in each table, by one of its rows alone.",),
+        uses_size=False,
+        product="table",
+    )
 
 
 @dataclass(frozen=True)

@@ -70,12 +70,13 @@ def calibrate_gradients(
     num_records: int | None,
     num_public: int | None = None,
     buys_counts: bool = False,
+    noise: str = "torch",
 ) -> CalibratedDescent:
     """Calibrate noise to the cost ``epsilon``, which pays for noisy class counts as well if ``buys_counts``.
 
     The rule sets the other fields if ``num_records`` is not None.
     """
-    mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
+    mechanism = GradientDescent(sigma=1.0, adjacency=adjacency, noise=noise)
     if num_records is not None or buys_counts:
         mechanism = replace(mechanism, steps=_NUM_STEPS, clip_norm=_CLIP_NORM)
 
@@ -125,10 +126,10 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
     """Calibrate noisy gradient descent to the cost of the run's labels.
 
-    Return None if the run does not label points, or if gradient descent does not support its kind of noise.
+    Return None if the run does not label points.
     """
     method = config.method
-    if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
+    if not isinstance(method, LabelingMethod):
         return None
     return calibrate_gradients(
         epsilon=compute_guarantee(method.privacy_events(), config.privacy.delta).epsilon,
@@ -136,6 +137,7 @@ def match_label_price(config: RunConfig, num_records: int | None, num_public: in
         adjacency=config.partition.adjacency,
         num_records=num_records,
         num_public=num_public,
+        noise=method.noise,
     )
 
 

@@ -102,6 +102,13 @@ class NoiseSource:
     def _check_draw_allowed(self) -> None:
         """Raise RuntimeError if no noise may be drawn now. Called before every draw."""
 
+    def draw_share(self, share: Fraction, count: int) -> np.ndarray:
+        """Draw one site's share of noise, whose exact parameter may be large: discrete Gaussian, [count] int64."""
+        if self.kind != "discrete":
+            raise checks.error("noise.kind", self.kind, "must be 'discrete', because shares are whole numbers")
+        self._check_draw_allowed()
+        return draw_large_discrete_gaussian((count,), share).numpy()
+
     def draw_uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Draw independent U(0, 1), float64, strictly between 0 and 1."""
         return self._fill_blocks(self._make_uniform_block, shape).to(device)
@@ -165,10 +172,13 @@ class NoiseSource:
 
     def _draw_discrete(self, shape: tuple[int, ...], name: str, value: float) -> Tensor:
         self._check_draw_allowed()
-        if not value <= MAX_DISCRETE_SCALE:
-            message = f"must be at most {MAX_DISCRETE_SCALE} with noise=discrete"
+        max_value = MAX_LARGE_SCALE if name == "sigma" else MAX_DISCRETE_SCALE
+        if not value <= max_value:
+            message = f"must be at most {max_value} with noise=discrete"
             raise checks.error(name, value, message, "Use noise=torch for larger noise.")
-        return draw_discrete(shape, "gaussian" if name == "sigma" else "laplace", Fraction(value))
+        if name == "sigma":
+            return draw_large_discrete_gaussian(shape, Fraction(value))
+        return draw_discrete(shape, "laplace", Fraction(value))
 
 
 class NoiseProvider(Protocol):
@@ -289,6 +299,65 @@ def draw_discrete(shape: tuple[int, ...], kind: str, scale: Fraction, bits: int 
         magnitude[i] = _draw_until_decided(kind, scale, int(first_bits[i]), bits)
     sign = 1 - 2 * (random_word & np.uint64(1)).astype(np.int64)
     return torch.from_numpy(sign * magnitude).reshape(shape)
+
+
+# A large discrete Gaussian number is drawn as z = +-(B y + u), with B = floor(sigma / 4096), y >= 0 of weight
+# exp(-(B y)^2 / (2 sigma^2)), which is a discrete Gaussian of parameter sigma / B given that it is not negative, and u
+# uniform on 0, ..., B - 1. The pair is kept with probability exp(-(2 B y u + u^2) / (2 sigma^2)), so that B y + u has
+# weight exp(-(B y + u)^2 / (2 sigma^2)). One of the two zeros is dropped.
+
+_COARSE_STEPS = 4096  # steps of y within one sigma
+_ALWAYS_KEPT_BITS = 6  # a pair with y < 2^18 is kept with a probability above 1 - (y + 1) / 2^24 >= 1 - 2^-6
+MAX_LARGE_SCALE = 1 << 50  # so that 64 standard deviations fit int64
+
+
+def draw_large_discrete_gaussian(shape: tuple[int, ...], sigma: Fraction) -> Tensor:
+    """Draw independent discrete Gaussian numbers of the exact parameter ``sigma``, which may be large, int64."""
+    if sigma <= MAX_DISCRETE_SCALE:
+        return draw_discrete(shape, "gaussian", sigma)
+    if sigma > MAX_LARGE_SCALE:
+        raise checks.error("sigma", float(sigma), f"must be at most 2^{MAX_LARGE_SCALE.bit_length() - 1}")
+    width = math.floor(sigma / _COARSE_STEPS)
+    numbers, missing = [np.empty(0, np.int64)], math.prod(shape)
+    while missing > 0:
+        # Half of the numbers y are negative, and a few pairs are not kept.
+        y = draw_discrete((2 * missing + missing // 8 + 16,), "gaussian", sigma / width).numpy()
+        y = y[y >= 0][:missing]
+        u = _draw_uniform_integers(width, len(y))
+        random_word = np.frombuffer(os.urandom(8 * len(y)), dtype=np.uint64)
+        first_bits, is_negative = random_word >> np.uint64(1), (random_word & np.uint64(1)).astype(bool)
+        certain = (1 << _FIRST_BITS) - (1 << (_FIRST_BITS - _ALWAYS_KEPT_BITS))
+        is_kept = (first_bits < np.uint64(certain)) & (y < (2 * _COARSE_STEPS**2 >> _ALWAYS_KEPT_BITS + 1))
+        for i in np.flatnonzero(~is_kept):
+            exponent = (2 * width * int(y[i]) * int(u[i]) + int(u[i]) ** 2) / (2 * sigma**2)
+            is_kept[i] = _is_below_exp(int(first_bits[i]), exponent)
+        z = y * width + u
+        is_kept &= ~(is_negative & (z == 0))
+        numbers.append(np.where(is_negative, -z, z)[is_kept])
+        missing -= int(is_kept.sum())
+    return torch.from_numpy(np.concatenate(numbers)).reshape(shape)
+
+
+def _draw_uniform_integers(limit: int, size: int) -> np.ndarray:
+    """Draw independent uniform integers in [0, limit), int64."""
+    mask, numbers = np.uint64((1 << (limit - 1).bit_length()) - 1), np.empty(0, np.int64)
+    while len(numbers) < size:
+        words = np.frombuffer(os.urandom(8 * 2 * (size - len(numbers))), dtype=np.uint64) & mask
+        numbers = np.concatenate([numbers, words[words < np.uint64(limit)].astype(np.int64)])
+    return numbers[:size]
+
+
+def _is_below_exp(first_bits: int, exponent: Fraction) -> bool:
+    """Whether a uniform U that begins with these 63 bits lies below exp(-exponent), with more bits if needed."""
+    bits = _FIRST_BITS
+    while True:
+        low, high = _compute_exp_bounds(exponent, bits)
+        if first_bits + 1 <= low:
+            return True
+        if first_bits >= high:
+            return False
+        first_bits = first_bits << _STEP_BITS | int.from_bytes(os.urandom(_STEP_BITS // 8), "big")
+        bits += _STEP_BITS
 
 
 def _draw_until_decided(kind: str, scale: Fraction, first_bits: int, bits: int) -> int:

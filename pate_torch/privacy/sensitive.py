@@ -507,6 +507,16 @@ class GradientSums:
             total_DC += (residual_BC.double().T @ z_BD).T.to(torch.int64)
         return total_DC
 
+    def compute_class_sums(self) -> Tensor:
+        """PRIVATE. Compute the sum of the features of each class in units of 1/UNIT_NORM, int64 [D, C].
+
+        One privacy unit moves the sums by at most ``UNIT_NORM`` times ``sensitivity``. The gradient sum at weights that
+        give every record the class probabilities p_C is, without clipping, S - (sum of S over classes) p_C.
+        """
+        total_CD = torch.zeros(self.num_classes, self.z_ND.shape[1], dtype=torch.int64)
+        total_CD.index_add_(0, self.y_N, self.z_ND.to(torch.int64))
+        return total_CD.T.contiguous() * GRID_STEPS
+
     def compute_scores(self, weight_DC: Tensor) -> Tensor:
         """Releasable. Compute the logits of a released model on every public point, float32 [P, C]."""
         return self.z_PD @ weight_DC.float()

@@ -11,7 +11,7 @@ import base64
 import datetime
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from pate_torch.core import checks
 from pate_torch.methods.base import MethodDescription
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE, Account, Charge
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import Dataset, DataSpec, PublicAsset, Release
+from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PublicAsset, PublicPool, Release
 from pate_torch.release import report as reports
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts
@@ -40,12 +40,22 @@ NUM_EXAMPLES = 12
 MAX_CONFUSION_CLASSES = 1024  # the confusion matrix of so many classes has a million entries
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicData:
+    """Releasable. The public fields of a ``Dataset``, for a report by someone who holds no private records."""
+
+    spec: DataSpec
+    pool: PublicPool
+    evaluation: Evaluation
+    provenance: Mapping[str, str]
+
+
 def build_report(
     *,
-    data: Dataset,
+    data: Dataset | PublicData,
     written: WrittenRelease,
     reservation_ids: Sequence[str],
-    ledger: Ledger,
+    ledger: Ledger | reports.AccountClaim,
     student: Student | None,
     student_name: str,
     seconds: Mapping[str, float],
@@ -56,9 +66,11 @@ def build_report(
     includes_encoder: bool = False,
     private_test: PrivateTest | None = None,
     seed: int = 0,
+    trust: Mapping[str, Any] | None = None,
 ) -> reports.ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
+    ``ledger`` is the claim itself if the ledgers lie elsewhere, and ``trust`` is that of ``ReleaseReport``.
     ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
     were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time. ``seed``
     is that of the rows of a synthetic table.
@@ -66,7 +78,12 @@ def build_report(
     release, record = written.release if isinstance(written.release, Release) else None, written.record
     model_release = None if isinstance(written.release, Release) else written.release.model
     table = describe_table(model_release, seed) if isinstance(model_release, TableModel) else None
-    claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
+    if isinstance(ledger, reports.AccountClaim):
+        claim, has_ensemble = ledger, False
+    else:
+        claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
+        teachers_id = record.get("teachers_id")
+        has_ensemble = teachers_id is not None and TeacherStore(ledger.home).has_ensemble(teachers_id)
     has_description = release is not None or table is not None
     description = release_store.load_method_description(record) if has_description else None
     # A time is published only if it depends on public sizes alone. If a method has a first stage, the time of the stage
@@ -79,8 +96,8 @@ def build_report(
         record=reports.ReleaseRecord(
             **_describe_release(record, data, release, description),
             assets=tuple(_list_assets(record, data.spec, owner)),
-            teachers_id=(teachers_id := record.get("teachers_id")),
-            teachers_reusable=teachers_id is not None and TeacherStore(ledger.home).has_ensemble(teachers_id),
+            teachers_id=record.get("teachers_id"),
+            teachers_reusable=has_ensemble,
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
@@ -99,11 +116,12 @@ def build_report(
             private_test=private_test,
         ),
         table=table,
+        trust=trust,
     )
 
 
 def _describe_release(
-    record: Mapping[str, Any], data: Dataset, release: Release | None, method: MethodDescription | None
+    record: Mapping[str, Any], data: Dataset | PublicData, release: Release | None, method: MethodDescription | None
 ) -> dict[str, Any]:
     """Collect the fields of a ReleaseRecord on the data, the mechanism, the queries and their answers."""
     spec = data.spec
@@ -146,7 +164,7 @@ def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -
             raise checks.error("release.json", facts, f"was edited, because assets cannot be read ({error})") from error
 
 
-def compute_student_metrics(data: Dataset, student: Student | None) -> dict[str, Any]:
+def compute_student_metrics(data: Dataset | PublicData, student: Student | None) -> dict[str, Any]:
     """Compute the student's metrics on the test set. They may be published only if ``data.evaluation`` is public.
 
     Returns:
@@ -235,7 +253,7 @@ def _make_part(account: Account, identity: str, charge: Charge, is_current: bool
     )
 
 
-def _compute_label_metrics(data: Dataset, release: Release | None) -> dict[str, Any]:
+def _compute_label_metrics(data: Dataset | PublicData, release: Release | None) -> dict[str, Any]:
     """Compute ``label_accuracy`` and ``label_size`` on the public labels of the pool; None without public labels."""
     pool_y = data.evaluation.pool_y
     if release is None or pool_y is None or not bool(release.answered_Q.any()):
@@ -254,7 +272,7 @@ def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
     return tuple(accounting.compute_guarantee([event], delta).epsilon for event in events)
 
 
-def select_examples(data: Dataset, release: Release) -> tuple[reports.Example, ...]:
+def select_examples(data: Dataset | PublicData, release: Release) -> tuple[reports.Example, ...]:
     """Select NUM_EXAMPLES answered public images with their released labels; empty if the points are not images."""
     if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
         return ()

@@ -94,6 +94,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
     """Build the content of privacy.json, the machine-readable statement; its schema is ``privacy.schema.json``."""
     record, claim = report.record, report.claim
     owner_statements = statement.list_owner_statements(report)
+    trust = {"model": "central"} if report.trust is None else {"model": "distributed", **report.trust}
     content = {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
@@ -102,7 +103,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
         **_build_guarantee(report),
         "other_releases": [other.to_dict() for other in claim.other_releases],
         "utility": _build_utility(report),
-        "trust": {"model": "central", "in_words": statement.format_sentence("trust", report)},
+        "trust": trust | {"in_words": statement.format_sentence("trust", report)},
         "tuning": {
             "parameters": record.owner.tuning,
             "student": "charged" if claim.has_part(PURPOSE_STUDENT_CHOICE) else "none",

@@ -53,6 +53,10 @@ FILES = {
     "synthesizer.safetensors": "The model of the synthetic table: its columns, the noisy tables, and the distribution "
     "fitted to them. Further rows can be drawn from it at no further privacy cost.",
     "encoder/": "The files of the public encoder that computes the student's input. Their license is the encoder's.",
+    "charter.json": "Who took part, with which keys and on which terms; signed.",
+    "round-*.json": "What the sites were asked in each round of the charter, and their shares of noise; signed.",
+    "round-*.public": "What each round counted: columns, classes, features and questions; signed.",
+    "sum-*.json": "The noisy sums over all sites; signed.",
     "README.md": "The model card.",
     "SHA256SUMS": "The hashes of all other files, for sha256sum -c SHA256SUMS. pate verify also checks the claims.",
 }
@@ -411,12 +415,15 @@ class ReleaseReport:
         claim: Guarantee, and the state of the account.
         evaluation: Measured accuracies.
         table: Distributions and associations of a synthetic table; None for another release.
+        trust: Whom the guarantee of several sites trusts: the key "trust" of privacy.json without its words. None if
+            the trust model is central.
     """
 
     record: ReleaseRecord
     claim: AccountClaim
     evaluation: Evaluation
     table: TableReport | None = None
+    trust: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         record, claim, evaluation = self.record, self.claim, self.evaluation
@@ -424,6 +431,7 @@ class ReleaseReport:
             if type(getattr(self, name)) is not part:
                 raise TypeError(f"{name}: {type(getattr(self, name)).__name__} may not enter a released report")
         _check_releasable("table", self.table)
+        _check_releasable("trust", self.trust)
         checks.integer("queries_answered", record.queries_answered, low=0, high=record.queries_asked)
         checks.one_of("noise", record.noise, ("torch", "discrete"))
         checks.optional(checks.one_of, "chosen_by", record.chosen_by, SELECTION_BASES)
@@ -448,6 +456,7 @@ class ReleaseReport:
         elif record.method is not None and not record.reuses_labels:
             names |= {"release.json", *record.answer_files}
         names |= {"student.safetensors"} if record.student is not None else set()
+        names |= {"charter.json", "round-*.json", "round-*.public", "sum-*.json"} if self.trust is not None else set()
         names |= {"encoder/"} if record.includes_encoder else set()
         names |= {"private_test.json"} if self.claim.has_part(PURPOSE_TEST) else set()
         names |= {"sanitised.json"} if self.claim.has_part("sanitised cost") else set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pate_torch.core.formatting import format_delta, format_epsilon
@@ -32,6 +33,7 @@ ADAPTIVE_NOTE = "If a later release was chosen after a look at an earlier one, t
 FREE_NOTE = "An earlier release paid for the labels, so this run cost nothing."
 EX_POST_NOTE = "This value depends on the answers, so it is no guarantee."
 NOT_STATED = "not stated"
+MAX_COLLUSIONS = 12  # largest number of rows on numbers of colluding sites
 
 
 def make_environment(**options: Any) -> Environment:
@@ -156,6 +158,9 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     route = format_route(claim.accountant)
     scope = "The guarantee of everything in this folder, and of nothing outside it."
     lines = [EpsilonLine("This release alone", claim.epsilon, route, scope)]
+    if report.trust is not None:
+        scope += f" Trust: distributed, t = {report.trust['colluding']} of {len(report.trust['sites'])}."
+        return (lines[0]._replace(scope=scope), *_list_trust_lines(report, **report.trust))
     for part in claim.parts if len(claim.parts) > 1 else ():
         scope = "This part alone." if part.is_current else "This part alone; an earlier run paid for it."
         lines.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), scope))
@@ -176,6 +181,27 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     return tuple(lines)
 
 
+def _list_trust_lines(
+    report: ReleaseReport, *, colluding: int, prices: Sequence[Mapping[str, Any]], **_: Any
+) -> Iterator[EpsilonLine]:
+    """List the costs against other numbers of colluding sites, and the largest total that a site reserved."""
+    numbers = [*range(colluding + 1, len(prices))][:: -math.ceil(len(prices) / MAX_COLLUSIONS)]
+    for u in sorted({*numbers, *([0] if colluding else [])}):
+        name, scope = f"Against {u} sites", f"The joiner together with {u} of the {len(prices)} sites."
+        if u == 0:
+            name, scope = "Results only", "Readers who see the results only and know the noise of no site."
+        yield EpsilonLine(name, prices[u]["epsilon"], format_route(prices[u]["route"]), scope)
+    claim, scope = report.claim, "The largest total that a site reserved under the charter, aborted rounds included."
+    note = ADAPTIVE_NOTE if claim.other_releases else ""
+    yield EpsilonLine(
+        "Total at a site",
+        claim.epsilon_charged,
+        format_route(claim.charged_accountant or claim.accountant),
+        scope,
+        note,
+    )
+
+
 def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[str, str]:
     """List the mechanism, the queries, and the ids of labels and teachers for reuse: name -> value, never empty.
 
@@ -190,7 +216,7 @@ def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[
         "Queries": format_sentence("queries", report),
         "Kind of student": record.student,
         **{name: str(record.model.get(name.lower(), "")) for name in ("Hypothesis", "Certificate")},
-        "Labels": record.release_id and f"labels={record.release_id} ({reuse_note})",
+        "Labels": record.release_id and f"labels={record.release_id} ({reuse_note})" if report.trust is None else None,
     }
     if (card := record.encoder) is not None:
         digest_words = f"SHA-256 {card.sha256[:12]}..., " if card.sha256 else ""

@@ -163,11 +163,7 @@ class Student:
         card = self.spec.encoder
         if card is None or card.points is None:
             raise checks.error("encoder", encoder.name, "must be None, because the student applies no encoder")
-        identity = encoder.make_card(card.points).identity
-        for key, value in card.identity.items():
-            if identity[key] != value:
-                fix = f"Use {card.name}, weights {card.file} with SHA-256 {card.sha256}."
-                raise checks.error(f"encoder {key}", identity[key], f"must be {value!r}, as for the student", fix)
+        encoder.check_card(card)
         return replace(self, encoder=encoder)
 
     @torch.no_grad()

@@ -260,7 +260,7 @@ def test_the_student_names_the_encoder_that_it_needs_and_takes_no_other(ran, tmp
         load_student(plan.folder).predict(["123"])
     worlds.table(tmp_path / "table.safetensors", seed=1)
     for encoder, why in (
-        (files_of(tmp_path), rf"encoder sha256=.*must be '{digest}', as for the student"),
+        (files_of(tmp_path), rf"encoder sha256=.*must be '{digest}', as in the description of"),
         (worlds.static(folder), r"encoder options=.*max_length"),
         ({"wheels": "x"}, r"encoder='wheels'"),
     ):

@@ -41,6 +41,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli.main import COMMANDS
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.sites.charter import read_charter
 from tests.end_to_end import documents
 from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
 from tests.mechanisms.vote_laws import CERTAIN
@@ -576,15 +577,27 @@ class Reader:
             words = shlex.split(arguments[0].removeprefix("$(").removesuffix(")"))
         if words[0] == "pate":
             words = ["python", "-m", "pate_torch", *words[1:]]
+        if name == "site" and arguments[0] == "confirm":  # somebody reads the words of the charter aloud
+            heard = read_charter((self.folder / arguments[1]).read_bytes()).format_fingerprint()
+            return self.runs(words, typed=f"{heard}\n", **variables)
         keys = {word.split("=")[0] for word in arguments}
         if name != "train" or not keys & {"--cfg", "--help", "-sc"}:
             words += [extra for extra in SMALL.get(name, ()) if extra.split("=")[0] not in keys]
         return self.runs(words, **variables)
 
-    def runs(self, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    def runs(
+        self, words: Sequence[str], *, typed: str | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         environment = self.environment | variables
         return subprocess.run(
-            words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=900, errors="replace"
+            words,
+            cwd=self.folder,
+            env=environment,
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            errors="replace",
         )
 
     def makes(self, targets: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -31,7 +31,7 @@ def kinds(name: str) -> tuple[str, ...]:
 
 
 FORMS = [(name, noise) for name in NAMES for noise in kinds(name)]
-RECORDS = {"histogram": ("torch", "discrete"), "gradient_descent": ("torch",)}
+RECORDS = {"histogram": ("torch", "discrete"), "gradient_descent": ("torch", "discrete")}
 ALL_FORMS = [(name, noise) for name in ALL for noise in (RECORDS.get(name) or kinds(name))]
 
 

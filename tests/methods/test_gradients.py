@@ -246,7 +246,7 @@ def test_features_stand_side_by_side_each_of_length_one():
 # -- the mechanism --------------------------------------------------------------------------------------------------
 
 
-WRONG = {"sigma": (0, math.nan), "clip_norm": (0, 1.5), "noise": ("discrete",), "adjacency": ("swap",)}
+WRONG = {"sigma": (0, math.nan), "clip_norm": (0, 1.5), "noise": ("quantum",), "adjacency": ("swap",)}
 WRONG |= {"early_noise_multiplier": (0,), "steps": (0,), "step_size": (-1,), "first_step_size": (0,)}
 
 

@@ -173,6 +173,10 @@ RUNS = {
         "mechanism": GradientDescent(sigma=9.0, adjacency="replace_one", early_noise_multiplier=2.0),
         "partition": ReplaceOne(),
     },
+    "gradients with whole numbers": {
+        "method": partial(GradientMethod, size=100),
+        "mechanism": GradientDescent(sigma=9.0, adjacency="add_remove", clip_norm=0.5, noise="discrete"),
+    },
 }
 
 

@@ -116,6 +116,16 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
     assert "L2" in faults(case, times=4)
 
 
+@pytest.mark.slow(reason="all neighbors of a run, twice")
+@pytest.mark.parametrize("partition", ["add_remove", "replace_one"])
+def test_gradients_with_discrete_noise_are_reached_and_priced(monkeypatch, partition):
+    case = GRADIENTS | {"partition": partition, "noise": "discrete"}
+    assert not faults(case)
+    cheap = lambda self, count, factor=1.0: (GaussianEvent(mu=0.9 / (factor * self.sigma), count=count),)  # noqa: E731
+    monkeypatch.setattr(gradient_descent.GradientDescent, "_make_events", cheap)
+    assert "is charged where" in faults(case)
+
+
 @pytest.mark.slow(reason="up to thirteen runs on neighbors")
 def test_an_id_that_merges_records_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}

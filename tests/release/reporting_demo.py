@@ -102,7 +102,7 @@ def demo(**changes: Any) -> ReleaseReport:
         # how it was evaluated
         **{"student_accuracy": hits, "student_size": 1000, "label_accuracy": 272 / 286, "label_size": QUERIES},
         **{"confusion": counts, "examples": examples()},
-        **{"private_test": None, "table": None},
+        **{"private_test": None, "table": None, "trust": None},
         "baselines": (
             baseline("Published PATE", 0.98, None),
             baseline("Ensemble without noise", 0.981),
@@ -116,7 +116,7 @@ def demo(**changes: Any) -> ReleaseReport:
         return record(**{field.name: values[field.name] for field in fields(record)})
 
     records = {"record": make(ReleaseRecord), "claim": make(AccountClaim), "evaluation": make(Evaluation)}
-    return ReleaseReport(**records, table=values["table"])
+    return ReleaseReport(**records, table=values["table"], trust=values["trust"])
 
 
 NO_QUERIES = {"queries_asked": 0, "queries_answered": 0, "epsilon_curve": (), "examples": (), "label_accuracy": None}
@@ -127,7 +127,20 @@ TABLE_ACCURACIES = (
     Accuracy(name="Most frequent value", share=Share(value=0.57, size=1000), description="the constant prediction"),
     Accuracy(name="Logistic regression", share=Share(value=0.79, size=1000), is_primary=True),
 )
+WORDS = "abandon ability able about above absent absorb abstract absurd abuse access accident"
+TRUST = {
+    **{"colluding": 1, "charter_sha256": "a" * 64, "fingerprint": f"{WORDS} {WORDS}", "max_sites_per_unit": 2},
+    "sites": tuple({"name": name, "signing_key": 8 * f"{i}1234567"} for i, name in enumerate(("Anna", "B | *C*", "D"))),
+    "prices": tuple({"colluding": u, "epsilon": 2.4353597494239 + (u - 1) / 7, "route": "gdp"} for u in range(3)),
+    "rounds": tuple({"sha256": f"{slot}" * 64, "used": slot == 1} for slot in range(2)),
+}
 FORMS = {
+    "sites": {
+        **{"trust": TRUST, "method": reverse_knn.describe("group:user"), "mechanism": "histogram", "noise": "discrete"},
+        **{"unit": "group:user", "num_teachers": 0, "teachers_id": None, "epsilon_curve": (), "budget_epsilon": None},
+        **{"dataset": "sites", "epsilon_ex_post": EPSILON, "ledger_head": None, "examples": (), "baselines": ()},
+        **{"student_accuracy": None, "label_accuracy": None, "confusion": (), "owner": OwnerFacts()},
+    },
     "teachers": {},
     "gradients": {
         **{"method": gradients.describe("group:user", 5), "mechanism": "gradient_descent", "rounds": 2},

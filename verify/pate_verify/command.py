@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pate_verify import ARGUMENTS, ledger, release
+from pate_verify import ARGUMENTS, ledger, release, sites
 from pate_verify.prices import EpsilonBounds, Event, compute_bounds
 from pate_verify.release import Check, check_epsilon
 
@@ -105,6 +105,11 @@ def verify_release(path: Path, ledger_place: Path | str | None = None) -> Iterat
         yield check
         if check.name == "schema" and not check.is_ok:
             return
+    if folder.is_distributed:
+        yield from release.run_check(sites.check_sites, folder)
+        message = "each site has a ledger of its own, which shows its charges: pate ledger verify"
+        yield Check("ledger", True, message, is_checked=False)
+        return
     try:
         for check in ledger.run_checks(folder, ledger_place) if ledger_place is not None else ():
             yield check

@@ -8,7 +8,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -91,6 +91,11 @@ class ReleaseFolder:
         return bool(self.statement["mechanism"]["name"] == "marginals")
 
     @property
+    def is_distributed(self) -> bool:
+        """Whether the release is of several sites, whose noise is the sum of shares."""
+        return bool(self.statement["trust"]["model"] == "distributed")
+
+    @property
     def parts(self) -> list[Mapping[str, Any]]:
         """The reservations that paid for this folder."""
         return list(self.statement["composition"]["parts"])
@@ -112,14 +117,19 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
     yield Check("schema", not faults, "; ".join(faults[:3]) or message)
     checks = (_check_words, _check_files, _check_record, _check_labels, _check_student, _check_mechanism, _check_claims)
     for check in () if faults else (*checks, _check_test, _check_certificate, _check_table):
-        try:
-            result = check(folder)
-            yield from (result,) if isinstance(result, Check) else result
-        except ImportError as error:
-            yield make_missing_check(check.__name__.removeprefix("_check_"), error)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
-            name = check.__name__.removeprefix("_check_")
-            yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
+        yield from run_check(check, folder)
+
+
+def run_check(check: Callable[[ReleaseFolder], Check | Iterator[Check]], folder: ReleaseFolder) -> Iterator[Check]:
+    """Run one check, which fails if it cannot read the release."""
+    name = check.__name__.removeprefix("_").removeprefix("check_")
+    try:
+        result = check(folder)
+        yield from (result,) if isinstance(result, Check) else result
+    except ImportError as error:
+        yield make_missing_check(name, error)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
 
 
 def _check_words(folder: ReleaseFolder) -> Check:
@@ -156,6 +166,9 @@ def _check_files(folder: ReleaseFolder) -> Check:
     allowed |= {"sanitised.json"} if any(part["what"] == "sanitised cost" for part in folder.parts) else set()
     allowed |= {"private_test.json"} if any(part["what"].startswith("test of") for part in folder.parts) else set()
     allowed |= {*TABLE_FILES.values(), ROWS_FILE} if folder.is_table else set()
+    for slot, facts in enumerate(folder.statement["trust"]["rounds"] if folder.is_distributed else ()):
+        allowed |= {"charter.json", f"round-{slot}.json", f"round-{slot}.public"}
+        allowed |= {f"sum-{slot}.json"} if facts["used"] else set()
     if card := folder.statement.get("encoder"):
         allowed |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
     if extras := [name for name, file in file_by_name.items() if name not in allowed or not file.is_file()]:
@@ -261,6 +274,8 @@ def read_safetensors_header(file: Path) -> dict[str, Any]:
 def _check_mechanism(folder: ReleaseFolder) -> Check:
     """Compare the reserved events with the events that the theorem of the mechanism requires."""
     run, name = folder.statement["mechanism"], folder.statement["mechanism"]["name"]
+    if folder.is_distributed:
+        return Check("mechanism", True, f"{name}, whose cost the checks of the sites recompute")
     costs = list_required_events(folder)
     if not folder.statement["private"]:
         return Check("mechanism", True, "the noise was seeded")
@@ -437,7 +452,9 @@ def _check_table(folder: ReleaseFolder) -> Iterator[Check]:
         return
     header = read_safetensors_header(folder.path / TABLE_FILES["synthesizer_sha256"])
     facts, parameters = json.loads(header["__metadata__"]["pate_torch"]), folder.statement["mechanism"]["parameters"]
-    counts = json.loads((folder.path / TABLE_FILES["first_answers_sha256"]).read_text("utf-8"))
+    counts = {"sigma": None}
+    if not folder.is_distributed:
+        counts = json.loads((folder.path / TABLE_FILES["first_answers_sha256"]).read_text("utf-8"))
     with (folder.path / ROWS_FILE).open(encoding="utf-8", newline="") as stream:
         names, *rows = csv.reader(stream)
     columns = facts["domain"]["columns"]
@@ -445,7 +462,7 @@ def _check_table(folder: ReleaseFolder) -> Iterator[Check]:
         "num_tables": len({*map(tuple, facts["cliques"])}) == len(facts["cliques"]) == parameters["num_tables"],
         "order": max(map(len, facts["cliques"])) == parameters["order"] + 1,
         "sigma": facts["sigma"] == parameters["sigma"],
-        "count_sigma": counts["sigma"] == parameters["count_sigma"],
+        "count_sigma": counts["sigma"] == parameters.get("count_sigma"),
         "rounds": ("rows" in header) == (parameters["rounds"] > 0),
         "columns": all(a in (b, f"'{b}") for a, b in zip(names, columns, strict=True)),  # as spreadsheets need it
         "rows": len(rows) == facts["size"] and all(len(row) == len(columns) for row in rows),

@@ -1,0 +1,230 @@
+r"""``pate join``: collect and add up the answers of sites that do not trust each other, and train from the noisy sum.
+
+    pate join charter *.key --colluding 3 --classes 2 --max-records 100000 --out charter.json
+    pate join keys    *.confirmed --out keys.json
+    pate join ask     class_sums --epsilon 0.5 --public public.csv --label y --classes no yes     # round-0.json
+    pate join ask     class_sums --epsilon 0.5 --public scans/ --label y --classes no yes \
+                      --encoder network=torchvision:resnet18 weights=resnet18.pth license=BSD-3-Clause
+    pate join ask     marginals --epsilon 0.5 --schema schema.yaml
+    pate join ask     gradients --epsilon 0.5 --steps 8 --public public.csv ...   # the same again after each sum
+    pate join ask     votes --epsilon 0.5 --public public.csv --label y --classes no yes --questions 100
+    pate join sum     *.answer-0.pate                                                             # sum-0.json
+    pate join train   --public public.csv --out release/
+
+The joiner has no private records, and no command of the joiner charges an account. Files for the sites lie in --folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pate_torch.cli.site import add_encoder_options, get_encoder_files, run_or_refuse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Return 0 if it succeeds, and 2 if it is refused."""
+    parser = argparse.ArgumentParser(
+        prog="pate join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    charter, keys, ask, total, train = (commands.add_parser(name, help=text) for name, text in _HELP.items())
+    for each in (charter, keys, ask, total, train):
+        each.add_argument("--folder", type=Path, default=Path("join"), help="folder of the joiner (default: join)")
+    charter.add_argument("files", type=Path, nargs="+", help="key file of each site")
+    charter.add_argument("--colluding", type=int, required=True, help="sites that may collude with the joiner, t")
+    charter.add_argument("--classes", type=int, default=2, help="number of classes (default: 2)")
+    charter.add_argument("--max-records", type=int, required=True, help="upper bound on all records together")
+    charter.add_argument("--adjacency", default="add_remove", choices=("add_remove", "replace_one"))
+    charter.add_argument("--records", type=int, nargs="+", help="records of each site, under replace_one")
+    charter.add_argument("--teachers", type=int, nargs="+", default=[0], help="teachers of each site, or of all alike")
+    charter.add_argument("--unit", default="record", help="record, or group:COLUMN (default: record)")
+    charter.add_argument("--max-sites-per-unit", type=int, default=1, help="sites at which a unit may be (default: 1)")
+    charter.add_argument("--delta", default="1/100000", help="delta, as a fraction (default: 1/100000)")
+    keys.add_argument("files", type=Path, nargs="+", help="confirmation file of each site")
+    for each, name in ((charter, "charter.json"), (keys, "keys.json")):
+        each.add_argument("--out", type=Path, default=Path(name), help=f"file for the sites (default: {name})")
+    ask.add_argument("kind", metavar="KIND", help="class_sums, gradients, histogram, marginals or votes")
+    ask.add_argument("--epsilon", type=float, required=True, help="largest price of the round, or of all steps")
+    ask.add_argument("--label", help="column of the class")
+    ask.add_argument("--classes", nargs="+", default=[], help="name of each class")
+    ask.add_argument("--questions", type=int, default=100, help="points of histogram or votes (default: 100)")
+    ask.add_argument("--mechanism", default="gaussian", help="mechanism of votes: gaussian, whose counts can be added")
+    ask.add_argument("--teacher", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the teachers of votes")
+    ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
+    ask.add_argument("--order", type=int, default=2, help="columns beside the target in a table (default: 2)")
+    ask.add_argument(
+        "--num-records-about", type=int, help="public estimate of all records (default: the charter's bound)"
+    )
+    ask.add_argument("--steps", type=int, default=8, help="rounds of gradients; each call asks for one (default: 8)")
+    ask.add_argument("--clip", type=float, default=0.5, help="clipping norm of gradients (default: .5)")
+    ask.add_argument("--again", action="store_true", help="ask for a step whose round failed, at the full price")
+    total.add_argument("files", type=Path, nargs="+", help="answer of each site")
+    total.add_argument("--round", type=int, help="number of an older round (default: the newest)")
+    for each in (ask, train):
+        each.add_argument("--public", type=Path, help="public rows (CSV, Parquet), or images (folder, .npy, .npz)")
+        each.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
+    ask.add_argument("--text", metavar="COLUMN", help="column of the texts, if points are texts")
+    ask.add_argument("--encoder", nargs="+", metavar="KEY=VALUE", help="settings of features.encoder.Encoder")
+    add_encoder_options(train)
+    train.add_argument("--out", type=Path, required=True, help="new folder for everything that may be published")
+    return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
+
+
+def _charter(parsed: argparse.Namespace) -> None:
+    from pate_torch.sites.charter import Terms, read_charter
+
+    count = len(parsed.files)
+    terms = Terms(
+        colluding=parsed.colluding,
+        adjacency=parsed.adjacency,
+        unit=parsed.unit,
+        delta=parsed.delta,
+        classes=parsed.classes,
+        max_records=parsed.max_records,
+        max_sites_per_unit=parsed.max_sites_per_unit,
+        teachers=tuple(parsed.teachers) * (count if len(parsed.teachers) == 1 else 1),
+        records=tuple(parsed.records or (0,) * count),
+        files={},
+    )
+    raw = _open_joiner(parsed).create_charter(_read_all(parsed.files), terms)
+    _write(parsed.out, raw)
+    print(f"The sites compare these words, without you: {read_charter(raw).format_fingerprint()}")
+
+
+def _keys(parsed: argparse.Namespace) -> None:
+    _write(parsed.out, _open_joiner(parsed).bundle(_read_all(parsed.files)))
+
+
+def _ask(parsed: argparse.Namespace) -> None:
+    import yaml
+
+    from pate_torch.core import checks
+    from pate_torch.core.formatting import format_delta, format_epsilon
+    from pate_torch.privacy.domain import TableDomain
+    from pate_torch.sites import training
+    from pate_torch.sites.descent import ask_step
+    from pate_torch.sites.tables import Descent, TableKind
+    from pate_torch.sites.votes import check_mechanism
+
+    for name in (parsed.kind, parsed.mechanism):
+        check_mechanism(name)
+    checks.one_of("kind", parsed.kind, ("class_sums", "gradients", "histogram", "marginals", "votes"))
+    checks.one_of("--mechanism", parsed.mechanism, ("gaussian",))
+    joiner = _open_joiner(parsed)
+    kind: TableKind
+    if parsed.kind == "marginals":
+        if parsed.schema is None:
+            raise checks.error("--schema", None, "must declare the columns of marginals")
+        domain = TableDomain.from_dict(yaml.safe_load(parsed.schema.read_text(encoding="utf-8")))
+        kind = training.make_marginal_counts(domain, parsed.order)
+    else:
+        if parsed.label is None or len(parsed.classes) != joiner.charter.terms.classes:
+            problem = f"must name the {joiner.charter.terms.classes} classes of the charter, and --label their column"
+            raise checks.error("--classes", parsed.classes, problem)
+        public, options = _read_public(parsed), {"text": parsed.text, "encoder": _make_encoder(parsed.encoder)}
+        facts = (public, parsed.label, parsed.classes)
+        if parsed.kind in ("class_sums", "gradients"):
+            steps = parsed.steps if parsed.kind == "gradients" else 1
+            num_public = len(next(iter(public.values())))
+            plan = (joiner.charter, parsed.epsilon, num_public, parsed.num_records_about, steps)
+            options["effective_dim"] = training.plan_directions(*plan)
+        if parsed.kind == "class_sums":
+            kind = training.make_class_sums(*facts, **options)
+        elif parsed.kind == "gradients":
+            kind = training.make_descent(*facts, parsed.steps, parsed.clip, **options)
+        elif parsed.kind == "histogram":
+            kind = training.make_cell_counts(*facts, parsed.questions, **options)
+        else:
+            kind = training.make_vote_counts(
+                *facts, parsed.questions, teacher=_read_settings(parsed.teacher), **options
+            )
+    if isinstance(kind, Descent):
+        slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
+    else:
+        slot, raw, _ = joiner.ask(kind, parsed.epsilon)
+    slots, price = joiner.list_slots(slot), joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
+    print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slots[0]}.public to all sites.")
+    before = f"With the {len(slots) - 1} round(s) before, each site will have charged"
+    print(
+        f"{'Each site will charge' if len(slots) == 1 else before} epsilon {format_epsilon(price.epsilon)} at delta "
+        f"{format_delta(price.delta)} ({price.adjacency}, unit {price.unit}, accountant {price.route})."
+    )
+
+
+def _sum(parsed: argparse.Namespace) -> None:
+    joiner = _open_joiner(parsed)
+    slot, _ = joiner.sum(_read_all(parsed.files), parsed.round)
+    print(f"The sum is in {joiner.folder / f'sum-{slot}.json'}. Send it to all sites before the next round.")
+
+
+def _train(parsed: argparse.Namespace) -> None:
+    from pate_torch.core import checks, run_folders
+    from pate_torch.release.renderer import print_summary
+    from pate_torch.sites.release import write_model
+    from pate_torch.sites.tables import MarginalCounts
+
+    joiner, release = _open_joiner(parsed), parsed.out
+    if release.exists() and any(release.iterdir()):
+        raise checks.error("--out", str(release), "is not empty", "Choose a new folder.")
+    noisy = joiner.load_sum()
+    public = {} if isinstance(noisy.kind, MarginalCounts) else _read_public(parsed)
+    run_folders.create_protected_folder(release)
+    encoder, home = get_encoder_files(parsed), Path(run_folders.get_home_folder())
+    print_summary(write_model(joiner, noisy, public, release, home=home, encoder=encoder))
+    print(f"Everything that may be published is in {release}.")
+
+
+def _open_joiner(parsed: argparse.Namespace) -> Any:
+    from pate_torch.sites.joiner import Joiner
+
+    return Joiner(parsed.folder)
+
+
+def _read_all(files: Sequence[Path]) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in files}
+
+
+def _read_public(parsed: argparse.Namespace) -> dict[str, Any]:
+    from pate_torch.core import checks
+    from pate_torch.sites.points import read_columns
+
+    if parsed.public is None:
+        raise checks.error("--public", None, "must name a file of public rows")
+    return read_columns("--public", parsed.public, parsed.separator)
+
+
+def _make_encoder(settings: Sequence[str] | None) -> Any:
+
+    from pate_torch.core import checks
+    from pate_torch.features.encoder import Encoder
+
+    if settings is None:
+        return None
+    return Encoder(**checks.mapping("--encoder", _read_settings(settings), fields(Encoder)))
+
+
+def _read_settings(settings: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    return {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
+
+
+def _write(path: Path, content: bytes) -> None:
+    from pate_torch.core.files import write_atomically
+
+    write_atomically(path, content)
+    print(f"Written to {path}. Send it to all sites.")
+
+
+_HELP = {
+    "charter": "write who takes part, and on what terms",
+    "keys": "bundle the confirmations of all sites",
+    "ask": "write the file of a round",
+    "sum": "add up the answers of all sites",
+    "train": "train a student or a synthetic table from the newest sum",
+}
+_COMMANDS = {"charter": _charter, "keys": _keys, "ask": _ask, "sum": _sum, "train": _train}

@@ -1,0 +1,310 @@
+"""The side of the joiner: it writes the charter and the rounds, adds up the answers, and signs their sum.
+
+The joiner holds no record, draws no noise and has no account. A round takes its slot durably before its file is
+written, so that no slot is used for two rounds. A round that failed keeps its slot, and its price stays in the total.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from pate_torch.accounting import gdp
+from pate_torch.accounting.accountant import Guarantee, compute_guarantee
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.core import checks
+from pate_torch.core.files import atomic_replacement, create_private_folder, write_atomically
+from pate_torch.sites.charter import Charter, Terms, make_charter, read_charter
+from pate_torch.sites.keys import create_joiner_key, load_joiner_key
+from pate_torch.sites.pairs import bundle_confirmations
+from pate_torch.sites.rounds import Round, make_round, make_sum_file, read_round
+from pate_torch.sites.shares import compute_events, compute_share
+from pate_torch.sites.signed import ZERO_DIGEST
+from pate_torch.sites.site import check_public_file, compute_round_events
+from pate_torch.sites.tables import TableKind, read_public_file
+
+_README = """PRIVATE: do not share.
+
+This folder holds the signing key of the joiner. The other files were sent to all sites or may be published.
+"""
+_SIGMA_STEPS = 1 << 16  # sigma is a multiple of 2^-16
+_NOISE_FACTORS = (1 + 1e-9, 1 + 1e-7, 1 + 1e-5, *(1 + 2.0**-power for power in range(12, -1, -1)))
+"""Factors of the noise of Gaussian differential privacy, of which the first that keeps to epsilon is taken."""
+
+
+@dataclass
+class JoinerRecord:
+    """What the joiner did.
+
+    Attributes:
+        charter: SHA-256 of the charter.
+        rounds: SHA-256 of the round file of each slot.
+        sums: SHA-256 of the sum file of each slot.
+        last_sum: SHA-256 of the newest sum file. Zeros if there is none.
+    """
+
+    charter: str
+    rounds: dict[str, str] = field(default_factory=dict)
+    sums: dict[str, str] = field(default_factory=dict)
+    last_sum: str = ZERO_DIGEST
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """Releasable. The sum of the tables of all sites with the noise of all shares.
+
+    Attributes:
+        id: Id of the sum, the first 16 digits of the SHA-256 of the round file.
+        slot: Slot of the round.
+        kind: What was counted.
+        numbers: Noisy sum, in units of 1, float64.
+        sigma: Standard deviation of the noise of each number, in units of 1.
+    """
+
+    id: str
+    slot: int
+    kind: TableKind
+    numbers: np.ndarray
+    sigma: float
+
+
+@dataclass(frozen=True)
+class Joiner:
+    """The joiner: its folder with key, charter, rounds and sums.
+
+    Attributes:
+        folder: The folder.
+    """
+
+    folder: Path
+
+    def create_charter(self, key_files: Mapping[str, bytes], terms: Terms) -> bytes:
+        """Make the charter of the sites with these key files, by their names in messages, in this order."""
+        create_private_folder(self.folder, _README)
+        with self._lock():
+            if self._record_path.exists():
+                problem = "has a charter already"
+                raise checks.error("folder", str(self.folder), problem, "Use another folder for another charter.")
+            has_key = self._key_path.exists()
+            key = load_joiner_key(self._key_path) if has_key else create_joiner_key(self._key_path)
+            raw = make_charter(list(key_files.values()), terms, key)
+            write_atomically(self.folder / "charter.json", raw)
+            self._save(JoinerRecord(hashlib.sha256(raw).hexdigest()))
+        return raw
+
+    @property
+    def charter(self) -> Charter:
+        """The charter."""
+        with self._open() as record:
+            return read_charter(self._read("charter.json", record.charter), "charter.json")
+
+    def bundle(self, confirmations: Mapping[str, bytes]) -> bytes:
+        """Bundle the confirmations of all sites into the file of keys, which every site needs."""
+        return bundle_confirmations(self.charter, confirmations, load_joiner_key(self._key_path))
+
+    def ask(self, kind: TableKind, epsilon: float, first_slot: int | None = None) -> tuple[int, bytes, bytes]:
+        """Take the next slot for a round, with the least noise that costs at most ``epsilon``.
+
+        Args:
+            kind: What is counted.
+            epsilon: Largest price of the round, or of all rounds that are planned together.
+            first_slot: Slot of the first of several rounds, whose noise and public file are used. None for a new plan.
+
+        Returns:
+            Slot, round file and public file.
+        """
+        charter, key = self.charter, load_joiner_key(self._key_path)
+        sigma = calibrate_sigma(charter, kind, epsilon)
+        with self._open() as record:
+            slot = 1 + max(map(int, record.rounds), default=-1)
+            if slot >= charter.num_slots:
+                problem = f"has only {charter.num_slots} slots, and all of them are used"
+                raise checks.error("charter", charter.digest.hex(), problem, "Make a new charter with new keys.")
+            if first_slot is None:
+                public, name = kind.to_file(charter, key), f"round-{slot}.public"
+                digest = hashlib.sha256(public).hexdigest()
+                read_public_file(charter, public)  # refuses numbers that no site would accept
+                write_atomically(self.folder / name, public)
+            else:
+                first_round, _ = self._read_round(record, charter, first_slot)
+                ((name, digest),) = first_round.files.items()
+                public = self._read(name, digest)
+                if sigma != first_round.sigma:
+                    problem = "differs from the one of the first round, which fixed the noise of all rounds"
+                    raise checks.error("epsilon", epsilon, problem, "Give the epsilon of the first round.")
+            raw = make_round(
+                charter,
+                key,
+                sigma=sigma,
+                slot=slot,
+                kind=kind.name,
+                shape=kind.shape,
+                bound=kind.compute_bound(charter.terms),
+                previous=record.last_sum,
+                files={name: digest},
+                **kind.round_fields,
+            )
+            record.rounds[str(slot)] = hashlib.sha256(raw).hexdigest()
+            write_atomically(self.folder / f"round-{slot}.json.pending", raw)
+            self._save(record)  # from here on, the round is part of every total
+            self._read(f"round-{slot}.json", record.rounds[str(slot)])
+        return slot, raw, public
+
+    def sum(self, answers: Mapping[str, bytes], slot: int | None = None) -> tuple[int, bytes]:
+        """Add up the answers of all sites to the newest round, and return its slot and the signed sum file.
+
+        The same answers give the same bytes.
+        """
+        charter, key = self.charter, load_joiner_key(self._key_path)
+        with self._open() as record:
+            slot = self._choose_slot(record, slot)
+            current_round, _ = self._read_round(record, charter, slot)
+            raw = make_sum_file(charter, current_round, answers, key)
+            digest = hashlib.sha256(raw).hexdigest()
+            if record.sums.get(str(slot), digest) != digest:
+                problem = f"gives another sum than the one of round {slot} that was signed before"
+                raise checks.error("answers", "", problem, "Use the answers of that sum.")
+            write_atomically(self.folder / f"sum-{slot}.json", raw)
+            if str(slot) not in record.sums:
+                if slot > max(map(int, record.sums), default=-1):  # an older sum that comes late is not the newest
+                    record.last_sum = digest
+                record.sums[str(slot)] = digest
+                self._save(record)
+        return slot, raw
+
+    def load_rounds(self) -> dict[int, tuple[Round, TableKind, bool]]:
+        """Load all rounds by their slots, each with what it counts and whether it has a sum."""
+        charter = self.charter
+        with self._open() as record:
+            slots = sorted(map(int, record.rounds))
+            return {slot: (*self._read_round(record, charter, slot), str(slot) in record.sums) for slot in slots}
+
+    def load_sum(self, slot: int | None = None) -> NoisySum:
+        """Load the newest sum, or that of a slot."""
+        charter = self.charter
+        with self._open() as record:
+            slot = self._choose_slot(record, slot)
+            if str(slot) not in record.sums:
+                raise checks.error("round", slot, "has no sum", "Run `pate join sum` with the answers of all sites.")
+            current_round, kind = self._read_round(record, charter, slot)
+            raw = self._read(f"sum-{slot}.json", record.sums[str(slot)])
+        body = raw.partition(b"\n")[2][: 8 * current_round.count]
+        numbers = np.frombuffer(body, dtype="<i8").reshape(current_round.shape) / kind.unit_length
+        sigma = float(current_round.share) * math.sqrt(len(charter.sites)) / kind.unit_length
+        return NoisySum(current_round.digest.hex()[:16], slot, kind, numbers, sigma)
+
+    def list_slots(self, slot: int) -> list[int]:
+        """List the slots of the rounds that were planned together with that of ``slot``, failed ones included."""
+        rounds = self.list_rounds()
+        return [other for other, each in enumerate(rounds) if each.files == rounds[slot].files]
+
+    # ---- prices -----------------------------------------------------------------------------------------------------
+
+    def compute_guarantees(self, slot: int) -> dict[int, Guarantee]:
+        """Compute the guarantee against each number of colluding sites; 0 for who sees results only.
+
+        The guarantee is that of the round and of all rounds that were planned together with it.
+        """
+        slots = self.list_slots(slot)
+        return {u: self.compute_guarantee(slots, u) for u in range(len(self.charter.sites))}
+
+    def compute_total(self) -> Guarantee:
+        """Compute the guarantee of all rounds of the charter, aborted rounds included, against t colluding sites.
+
+        No site reserved more for this charter.
+        """
+        return self.compute_guarantee(range(len(self.list_rounds())), self.charter.terms.colluding)
+
+    def compute_guarantee(self, slots: Iterable[int], colluding: int) -> Guarantee:
+        """Compute the guarantee of the rounds of some slots together against some colluding sites."""
+        terms, events = self.charter.terms, self.compute_events(slots, colluding)
+        return compute_guarantee(events, float(Fraction(terms.delta)), adjacency=terms.adjacency, unit=terms.unit)
+
+    def compute_events(self, slots: Iterable[int], colluding: int) -> tuple[PrivacyEvent, ...]:
+        """Compute the price of the rounds of some slots together against some colluding sites."""
+        charter, events = self.charter, list[PrivacyEvent]()
+        with self._open() as record:
+            for slot in slots:
+                events += compute_round_events(charter, *self._read_round(record, charter, slot), colluding)
+        return tuple(events)
+
+    def list_rounds(self) -> tuple[Round, ...]:
+        """List the rounds of all slots in order, aborted ones included."""
+        charter = self.charter
+        with self._open() as record:
+            return tuple(self._read_round(record, charter, slot)[0] for slot in range(len(record.rounds)))
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _key_path(self) -> Path:
+        return self.folder / "joiner.key"
+
+    @property
+    def _record_path(self) -> Path:
+        return self.folder / "joiner.json"
+
+    def _lock(self) -> FileLock:
+        return FileLock(self.folder / ".lock", mode=0o600)
+
+    @contextmanager
+    def _open(self) -> Iterator[JoinerRecord]:
+        if not self._record_path.exists():
+            raise checks.error("folder", str(self.folder), "has no charter", "Run `pate join charter` first.")
+        with self._lock():
+            try:
+                record = JoinerRecord(**json.loads(self._record_path.read_text()))
+            except (TypeError, ValueError):
+                raise checks.error("folder", str(self.folder), "its file joiner.json is damaged") from None
+            yield record
+
+    def _save(self, record: JoinerRecord) -> None:
+        with atomic_replacement(self._record_path) as temporary:
+            temporary.write_text(json.dumps(asdict(record), sort_keys=True))
+
+    def _read(self, name: str, digest: str) -> bytes:
+        path, pending = self.folder / name, self.folder / f"{name}.pending"
+        if pending.exists() and hashlib.sha256(pending.read_bytes()).hexdigest() == digest:
+            pending.replace(path)
+        raw = path.read_bytes() if path.exists() else b""
+        if hashlib.sha256(raw).hexdigest() != digest:
+            raise checks.error("folder", str(self.folder), f"its file '{name}' is missing or was altered")
+        return raw
+
+    def _read_round(self, record: JoinerRecord, charter: Charter, slot: int) -> tuple[Round, TableKind]:
+        raw = self._read(f"round-{slot}.json", record.rounds[str(slot)])
+        current_round = read_round(raw, charter, f"round-{slot}.json")
+        ((name, digest),) = current_round.files.items()
+        return current_round, check_public_file(charter, current_round, self._read(name, digest))
+
+    def _choose_slot(self, record: JoinerRecord, slot: int | None) -> int:
+        slot = max(map(int, record.rounds), default=-1) if slot is None else slot
+        if str(slot) not in record.rounds:
+            raise checks.error("round", slot, "was not asked", "Run `pate join ask` first.")
+        return slot
+
+
+def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fraction:
+    """Compute the smallest noise of H - t shares, within a small factor, whose price is at most ``epsilon``."""
+    checks.positive("epsilon", epsilon)
+    terms, num_sites = charter.terms, len(charter.sites)
+    delta, change = float(Fraction(terms.delta)), kind.make_change(terms.adjacency)
+    honest = num_sites - terms.colluding
+    length = terms.max_sites_per_unit * math.sqrt(change.length_squared * kind.num_rounds)
+    smallest = length / gdp.compute_mu(epsilon, delta)
+    for factor in _NOISE_FACTORS:
+        sigma = Fraction(math.ceil(smallest * factor * _SIGMA_STEPS), _SIGMA_STEPS)
+        share = compute_share(sigma, num_sites, terms.colluding)
+        events = compute_events(change, share, honest, max_sites_per_unit=terms.max_sites_per_unit) * kind.num_rounds
+        if compute_guarantee(events, delta).epsilon <= epsilon:
+            return sigma
+    raise checks.error("epsilon", epsilon, f"is too small for delta={delta:g}", "Use a larger epsilon.")

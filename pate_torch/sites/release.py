@@ -1,0 +1,182 @@
+"""Writes the release folder of several sites: a model, the files of the protocol that prove its cost, and the report.
+
+The joiner has no private records, no account and no ledger. All facts of the report come from the charter, the round
+files, their public files and the noisy sums, which may be published.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pate_torch.accounting import accountant, events
+from pate_torch.core.files import compute_tensor_digest, write_atomically
+from pate_torch.methods import gradients, reverse_knn, synthetic, voting
+from pate_torch.methods.base import ModelRelease
+from pate_torch.privacy import records
+from pate_torch.privacy.records import DataSpec, Evaluation, PublicPool
+from pate_torch.release import owner_file, renderer, store
+from pate_torch.release.builder import PublicData, build_report
+from pate_torch.release.report import AccountClaim, ChargedRelease, ReleaseReport
+from pate_torch.release.store import WrittenRelease
+from pate_torch.release.table_report import write_rows
+from pate_torch.sites import training
+from pate_torch.sites.joiner import Joiner, NoisySum
+from pate_torch.sites.points import EncoderFiles
+from pate_torch.sites.site import PURPOSE_SHARE
+from pate_torch.sites.tables import MarginalCounts, PointTable
+
+_NAME = "sites"
+_METHODS = {
+    "class_sums": ("gradient_descent", lambda unit, rounds, _: gradients.describe(unit, rounds)),
+    "gradients": ("gradient_descent", lambda unit, rounds, _: gradients.describe(unit, rounds)),
+    "histogram": ("histogram", lambda unit, *_: reverse_knn.describe(unit)),
+    "marginals": ("marginals", lambda unit, *_: synthetic.describe(unit)),
+    "votes": ("gaussian", lambda unit, _, teachers: voting.describe(teachers, unit, counts=True)),
+}
+"""Kind of a table -> name of the mechanism that one curator would use, and description of the method."""
+
+
+def write_model(
+    joiner: Joiner,
+    noisy: NoisySum,
+    public: Mapping[str, Any],
+    folder: Path,
+    *,
+    home: Path,
+    slots: Sequence[int] = (),
+    encoder: EncoderFiles = None,
+) -> ReleaseReport:
+    """Train a student, or fit a synthetic table, and write it with its report and proofs into a release folder.
+
+    Args:
+        joiner: The joiner.
+        noisy: Newest noisy sum.
+        public: PUBLIC rows, {column: cells}. Empty for a synthetic table.
+        folder: Folder of the release, which exists and is empty.
+        home: Folder of ``owner.yaml``, whose entry "sites" holds the statements of the joiner.
+        slots: Slots of all rounds that the model was made from. By default those that have a sum among the rounds that
+            were planned together with that of the newest sum.
+        encoder: Files of the encoder that the public file names. None if it names none.
+    """
+    planned, kind = joiner.load_rounds(), noisy.kind
+    slots = tuple(slots or [slot for slot in joiner.list_slots(noisy.slot) if planned[slot][2]])
+    rounds = {f"round-{slot}.json": each.public_name for slot, each in enumerate(joiner.list_rounds())}
+    for name in ("charter.json", *rounds, *set(rounds.values()), *(f"sum-{slot}.json" for slot in slots)):
+        write_atomically(folder / name, (joiner.folder / name).read_bytes())
+    record, student, student_name = describe_rounds(joiner, noisy, slots), None, ""
+    if isinstance(kind, MarginalCounts):
+        model = training.fit_table(noisy)
+        store.save_model(model, folder)
+        write_rows(folder / store.ROWS_FILE_NAME, model.sample())
+        origin, written = records.FROM_OWNER, WrittenRelease(release=ModelRelease(noisy.id, model), record=record)
+        shape = (len(model.domain.columns),)
+        pool, classes = PublicPool(torch.zeros(0, *shape)), ("0", "1")  # a table has neither points nor classes
+        spec = DataSpec(name=_NAME, num_classes=2, class_names=classes, input_shape=shape, mean=(0.0,), std=(1.0,))
+    else:
+        assert isinstance(kind, PointTable)
+        pool, answers = training.answer_public_points(noisy, public, encoder)
+        charged, spec = joiner.compute_events(slots, joiner.charter.terms.colluding), kind.spec
+        answers = replace(answers, events=charged, reserved_events=charged)
+        record = store.write(folder, answers, record | {"pool_sha256": compute_tensor_digest(pool.x)}, spec)
+        student, student_name = training.train_on_answers(kind, pool, answers)
+        store.save_model(student, folder)
+        origin, written = records.FROM_PUBLIC_POINTS, WrittenRelease(release=answers, record=record)
+    report = build_report(
+        data=PublicData(
+            spec=spec,
+            pool=pool,
+            evaluation=Evaluation(pool.x[:0], torch.zeros(0, dtype=torch.int64)),
+            provenance={records.CLASSES: records.FROM_OWNER, records.CATEGORIES: origin},
+        ),
+        written=written,
+        reservation_ids=[noisy.id],
+        ledger=compute_claim(joiner, noisy, slots),
+        student=student,
+        student_name=student_name,
+        seconds={},
+        owner=owner_file.read(home, _NAME),
+        chosen_by=None,
+        model={},
+        trust=describe_trust(joiner, slots),
+    )
+    renderer.write_release(folder, report)
+    return report
+
+
+def describe_rounds(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> dict[str, Any]:
+    """Make the fields of ``release.json`` that the answers do not decide."""
+    terms, kind, share = joiner.charter.terms, noisy.kind, joiner.list_rounds()[noisy.slot].share
+    mechanism, describe = _METHODS[kind.name]
+    parameters = {"sigma": noisy.sigma, "share": str(share), "exchanges": len(slots)}
+    if isinstance(kind, MarginalCounts):
+        parameters |= {"num_tables": len(kind.cliques), "order": kind.method.order or 1, "rounds": 0}
+    length = math.sqrt(kind.make_change(terms.adjacency).length_squared) / kind.unit_length
+    return {
+        "dataset": _NAME,
+        "noise": "discrete",
+        "private": True,
+        "delta": float(Fraction(terms.delta)),
+        "adjacency": terms.adjacency,
+        "unit": terms.unit,
+        "num_teachers": sum(terms.teachers),
+        "mechanism": mechanism,
+        "parameters": parameters,
+        "sensitivity": {"l1": None, "l2": length, "linf": None, "per": "round"},
+        "answered_by": describe(terms.unit, len(slots), sum(terms.teachers)).to_dict(),
+    }
+
+
+def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> AccountClaim:
+    """Compute the guarantee of the rounds in ``slots`` against t colluding sites, and the total of all rounds."""
+    terms, rounds, delta = joiner.charter.terms, joiner.list_rounds(), float(Fraction(joiner.charter.terms.delta))
+
+    def make_part(identity: str, own_slots: Sequence[int]) -> ChargedRelease:
+        charged = joiner.compute_events(own_slots, terms.colluding)
+        price, purpose = accountant.compute_guarantee(charged, delta), f"{PURPOSE_SHARE}, {len(own_slots)} round(s)"
+        part = ChargedRelease(release_id=identity, purpose=purpose, epsilon=price.epsilon, accountant=price.route)
+        return replace(part, is_current=own_slots == slots, events=events.to_json(charged))
+
+    part, total = make_part(noisy.id, slots), joiner.compute_total()
+    others = [(slot, other) for slot, other in enumerate(rounds) if slot not in slots]
+    return AccountClaim(
+        delta=delta,
+        adjacency=terms.adjacency,
+        unit=terms.unit,
+        private=True,
+        epsilon=part.epsilon,
+        accountant=part.accountant,
+        epsilon_ex_post=part.epsilon,
+        parts=(part,),
+        epsilon_charged=total.epsilon,
+        charged_accountant=total.route,
+        epsilon_charged_ex_post=total.epsilon,
+        budget_epsilon=None,
+        other_releases=tuple(make_part(other.digest.hex()[:16], (slot,)) for slot, other in others),
+        epsilon_curve=(),
+        ledger_head=None,
+    )
+
+
+def describe_trust(joiner: Joiner, slots: Sequence[int]) -> dict[str, Any]:
+    """Describe whom the guarantee trusts, and its cost against each number u of colluding sites.
+
+    For u = 0, the cost holds for readers who see the results only.
+    """
+    charter, rounds = joiner.charter, joiner.list_rounds()
+    prices = {u: joiner.compute_guarantee(slots, u) for u in range(len(charter.sites))}
+    return {
+        "colluding": charter.terms.colluding,
+        "charter_sha256": charter.digest.hex(),
+        "fingerprint": charter.format_fingerprint(),
+        "max_sites_per_unit": charter.terms.max_sites_per_unit,
+        "sites": tuple({"name": site.site, "signing_key": site.signing_key.hex()} for site in charter.sites),
+        "prices": tuple({"colluding": u, "epsilon": g.epsilon, "route": g.route} for u, g in prices.items()),
+        "rounds": tuple({"sha256": r.digest.hex(), "used": slot in slots} for slot, r in enumerate(rounds)),
+    }
