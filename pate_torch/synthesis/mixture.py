@@ -94,7 +94,7 @@ def fit_mixture(
     """Fit a mixture to noisy tables by least squares with Adam.
 
     The fit starts at independent columns for each code of the target (``estimate_independent``), with a little random
-    variation between components. Few steps from there keep out relations that are noise.
+    variation between components. The number of steps is small, because more steps would fit the noise.
 
     Args:
         tables: Noisy tables.
@@ -130,7 +130,7 @@ def fit_mixture(
 def estimate_independent(tables: NoisyTables, sizes: Sequence[int], target: int) -> ProductMixture:
     """Estimate the mixture with one component for each code of the target, in which all columns are independent.
 
-    The noisy counts of a column and the target are the mean over all tables with both, weighted by their variances.
+    The noisy counts of a column and the target are averaged over all tables that have both (``average_tables``).
     """
     columns = []
     for column, size in enumerate(sizes):

@@ -33,8 +33,8 @@ from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.teachers import stacked
 from pate_torch.teachers.engine import CURVES, ChunkSource, TrainingTask, gather_chunk, train_launches
 from pate_torch.teachers.ensemble import GPU_PIXELS, TeacherEnsemble
-from pate_torch.teachers.groups import RECORDS_KEY, GroupTally, Manifest, Question, provide_inputs, train_group
-from pate_torch.teachers.independence import Trial
+from pate_torch.teachers.groups import RECORDS_KEY, GroupTally, Manifest, VoteRequest, provide_inputs, train_group
+from pate_torch.teachers.independence import RetrainingCheck
 from pate_torch.teachers.recipe import TeacherRecipe, Trunk
 
 __all__ = ["TeacherRecipe", "train", "train_on_all"]
@@ -63,11 +63,11 @@ def train(
     executor: Workers = Workers(),
     trunk: Trunk | None = None,
     folder: Path | None = None,
-    question: Question | None = None,
+    request: VoteRequest | None = None,
     progress: Progress = do_nothing,
     log: Log = do_nothing,
     on_losses: LossesCallback = do_nothing,
-    on_trial: Callable[[Trial], object] = do_nothing,
+    on_retraining_check: Callable[[RetrainingCheck], object] = do_nothing,
     on_votes: Callable[[Votes | SoftVotes], object] = do_nothing,
     print_message: Callable[[str], object] = do_nothing,
 ) -> TeacherEnsemble:
@@ -83,11 +83,12 @@ def train(
         executor: Workers that train the groups, if there is a folder.
         trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
         folder: PRIVATE. Folder of the groups' files, from which an interrupted run continues. None to train in memory.
-        question: Points on which the teachers vote where they are trained, if there is a folder. None for no points.
+        request: Request for votes, which are counted where the teachers are trained, if there is a folder. None for no
+            votes.
         progress: Function that receives (done, total) teachers by their finished steps, or steps of a single teacher.
         log: PRIVATE. Function that receives points of the learning curves.
         on_losses: PRIVATE. Function that receives the losses of all teachers.
-        on_trial: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
+        on_retraining_check: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
         on_votes: PRIVATE. Function that receives the votes of all teachers, if there is a folder.
         print_message: Function that shows a line about lost workers.
 
@@ -117,11 +118,11 @@ def train(
         with single_thread_mode(device.type == "cpu" and num_teachers > 1):
             parts = {group: train_launches(task, get_chunk(group), partial(report, group)) for group in groups}
     else:
-        question = Question(private.x[:0]) if question is None else question
-        manifest, names = Manifest.make(folder, task, question), dict[range, str]()
+        request = VoteRequest(private.x[:0]) if request is None else request
+        manifest, names = Manifest.make(folder, task, request), dict[range, str]()
         share_K = np.memmap(manifest.progress_file, np.float32, "w+", shape=num_teachers)
         report()
-        x = question.x if trunk is None or not len(question.x) else trunk.compute_features(question.x, device)
+        x = request.x if trunk is None or not len(request.x) else trunk.compute_features(request.x, device)
         train_one, tally = partial(train_group, manifest), GroupTally(manifest, num_teachers)
         by_files = num_workers > 0 and not (executor.are_local and can_fork())
         results: Results = ((group, train_one(group, report)) for group in own_groups)
@@ -143,7 +144,7 @@ def train(
         curve_KP = {name: torch.cat([part[name] for part in parts.values()]) for name in CURVES}
         _report_curves(curve_KP, recipe, log, on_losses)
         if num_teachers > 1:
-            on_trial(Trial.draw(ensemble, groups, task, get_chunk))
+            on_retraining_check(RetrainingCheck.draw(ensemble, groups, task, get_chunk))
     return ensemble
 
 
