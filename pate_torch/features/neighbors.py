@@ -209,10 +209,10 @@ def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterat
     return mass_PC
 
 
-def balance_classes(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
-    """Scale rows to probabilities whose mean is ``target_C`` (Sinkhorn). Rows of zeros become ``target_C``."""
+def balance_classes(mass_PC: Tensor, target_C: Tensor) -> Tensor:
+    """Scale rows to probabilities whose mean is ``target_C`` (Sinkhorn), [P, C]. Rows of zeros become ``target_C``."""
     share_PC = torch.where(mass_PC.sum(1, keepdim=True) > 0, mass_PC, target_C)
-    for _ in range(iterations):
+    for _ in range(20):
         share_PC = share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)
         share_PC = share_PC * (target_C / share_PC.mean(0).clamp(min=1e-12))
     return share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)

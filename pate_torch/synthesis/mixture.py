@@ -58,13 +58,6 @@ class ProductMixture:
     weight_K: Tensor
     column_KS: tuple[Tensor, ...]
 
-    def compute_marginal(self, clique: Clique) -> Tensor:
-        """Compute the distribution of some columns, with one dimension for each of them."""
-        part_KM = self.weight_K[:, None]
-        for column in clique:
-            part_KM = (part_KM[:, :, None] * self.column_KS[column][:, None, :]).flatten(1)
-        return part_KM.sum(0).view(*(self.column_KS[column].shape[1] for column in clique))
-
     def sample(self, count: int, random: np.random.Generator) -> np.ndarray:
         """Draw rows of codes, int64 [count, J]."""
         weight_K = self.weight_K.double().numpy()

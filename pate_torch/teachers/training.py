@@ -105,13 +105,8 @@ def train(
         num_workers = executor.count_workers(device, recipe.steps * math.ceil(num_teachers / task.launch_size))
         all_workers = sum(ranks.gather_objects(max(1, num_workers)))
     groups = split_groups(num_teachers, all_workers, GROUP_TEACHERS if device.type == "cpu" else task.launch_size)
-    own_groups, share_K = groups[world.rank :: world.size], np.zeros(num_teachers, np.float32)
-
-    def report(group: range = range(0), share: float = 1.0) -> None:
-        share_K[group.start : group.stop] = share
-        total, scale = sum(map(len, own_groups)), recipe.steps if num_teachers == 1 else 1
-        progress(int(scale * share_K.sum() + 1e-3), scale * total)
-
+    own_groups = groups[world.rank :: world.size]
+    report = _ShareReport(np.zeros(num_teachers, np.float32), own_groups, recipe.steps, progress)
     if folder is None:
         report()
         # The rounding of sums depends on the number of threads.
@@ -119,22 +114,12 @@ def train(
             parts = {group: train_launches(task, get_chunk(group), partial(report, group)) for group in groups}
     else:
         request = VoteRequest(private.x[:0]) if request is None else request
-        manifest, names = Manifest.make(folder, task, request), dict[range, str]()
-        share_K = np.memmap(manifest.progress_file, np.float32, "w+", shape=num_teachers)
+        manifest = Manifest.make(folder, task, request)
+        report.share_K = np.memmap(manifest.progress_file, np.float32, "w+", shape=num_teachers)
         report()
         x = request.x if trunk is None or not len(request.x) else trunk.compute_features(request.x, device)
-        train_one, tally = partial(train_group, manifest), GroupTally(manifest, num_teachers)
-        by_files = num_workers > 0 and not (executor.are_local and can_fork())
-        results: Results = ((group, train_one(group, report)) for group in own_groups)
-        if num_workers > 0:
-            start = partial(executor.start, folder=folder)
-            results = run_units(train_one, own_groups, start, num_workers, report, print_message)
-        with provide_inputs(folder, own_groups, get_chunk, x, by_files=by_files), closing(results):
-            for group, (names[group], votes_name) in results:
-                tally.add(manifest.votes_key, group, votes_name)
-                report(group)
-        ranks.send_files(folder, list(names.values()))
-        on_votes(tally.sum_counts())
+        names, votes = _train_groups(manifest, own_groups, get_chunk, x, executor, num_workers, report, print_message)
+        on_votes(votes)
         names = {group: name for part in ranks.gather_objects(names) for group, name in part.items()}
         parts = {group: read_tensors(folder / names[group]) for group in (own_groups if world.rank else groups)}
     params = [{name: part[name] for name in part if name not in (*CURVES, RECORDS_KEY)} for part in parts.values()]
@@ -161,6 +146,55 @@ def train_on_all(
     trunk = recipe.learn_trunk(data.pool, data.spec, seed, device, stages)
     progress = stages("Training a model without privacy")
     return train(data.private, data.spec, one_shard, recipe, seed=seed, device=device, trunk=trunk, progress=progress)
+
+
+class _ShareReport:
+    """Report of the finished share of each teacher's training, as finished teachers, or steps of a single teacher.
+
+    Args:
+        share_K: Finished share of each teacher, float32 [K].
+        groups: Groups that this rank trains.
+        steps: Number of training steps of a teacher.
+        progress: Function that receives (done, total).
+    """
+
+    def __init__(self, share_K: np.ndarray, groups: list[range], steps: int, progress: Progress) -> None:
+        self.share_K, self._progress = share_K, progress
+        self._total, self._scale = sum(map(len, groups)), steps if len(share_K) == 1 else 1
+
+    def __call__(self, group: range = range(0), share: float = 1.0) -> None:
+        self.share_K[group.start : group.stop] = share
+        self._progress(int(self._scale * self.share_K.sum() + 1e-3), self._scale * self._total)
+
+
+def _train_groups(
+    manifest: Manifest,
+    groups: list[range],
+    get_chunk: ChunkSource,
+    x: Tensor,
+    executor: Workers,
+    num_workers: int,
+    report: _ShareReport,
+    print_message: Callable[[str], object],
+) -> tuple[dict[range, str], Votes | SoftVotes]:
+    """PRIVATE. Train the groups of this rank. Return the names of their files, and the sum of the votes of all ranks.
+
+    ``x`` are the points on which the teachers vote, as inputs of their networks. If ``num_workers`` is 0, this process
+    trains the groups.
+    """
+    train_one, tally = partial(train_group, manifest), GroupTally(manifest, len(report.share_K))
+    by_files = num_workers > 0 and not (executor.are_local and can_fork())
+    results: Results = ((group, train_one(group, report)) for group in groups)
+    if num_workers > 0:
+        start = partial(executor.start, folder=manifest.folder)
+        results = run_units(train_one, groups, start, num_workers, report, print_message)
+    names = dict[range, str]()
+    with provide_inputs(manifest.folder, groups, get_chunk, x, by_files=by_files), closing(results):
+        for group, (names[group], votes_name) in results:
+            tally.add(manifest.votes_key, group, votes_name)
+            report(group)
+    ranks.send_files(manifest.folder, list(names.values()))
+    return names, tally.sum_counts()
 
 
 def _make_task(

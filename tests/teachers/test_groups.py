@@ -55,7 +55,8 @@ def check(found, alone):
 @pytest.mark.filterwarnings("ignore:Port .* is already in use")
 def test_workers_give_the_bits_and_counts_of_one_process(name, tmp_path, alone):
     check(run(tmp_path / "work", EXECUTORS[name]), alone)
-    kinds = {file.name.split("_")[0] for file in (tmp_path / "work").iterdir()}
+    # A copy of a slow group that is ended while it writes leaves a hidden file, which the store removes.
+    kinds = {file.name.split("_")[0] for file in (tmp_path / "work").iterdir() if not file.name.startswith(".")}
     assert kinds <= {"README", "teachers", "votes", "progress", "points.safetensors", "jobs"}  # the records are gone
     for file in (tmp_path / "work").glob("*.safetensors"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
