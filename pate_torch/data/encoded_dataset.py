@@ -21,14 +21,8 @@ from pate_torch.data.base import DatasetSource, SourceFacts, make_encoded_spec
 from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import load_or_encode
-from pate_torch.privacy.records import (
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    Dataset,
-    DataSpec,
-    EncoderCard,
-    PublicPool,
-)
+from pate_torch.privacy import records
+from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, PublicPool
 
 ENCODER_FOLDER = "encoder"
 """Name of the folder of encoder files in a release."""
@@ -78,7 +72,7 @@ class EncodedDataset(DatasetSource):
             private=replace(data.private, x=feature_by_role["private"], origin=data.private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
             evaluation=replace(data.evaluation, x=feature_by_role["test"]),
-            provenance={**data.provenance, NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS},
+            provenance={**data.provenance, records.NORMALIZATION_CONSTANTS: records.FROM_PUBLIC_POINTS},
         )
 
     def publish(self, folder: Path) -> None:

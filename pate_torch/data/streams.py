@@ -49,6 +49,7 @@ class PointForm:
 
     @property
     def is_image(self) -> bool:
+        """Whether a point is an image."""
         return len(self.shape) == 3
 
     def make_encoder_spec(self) -> DataSpec:
