@@ -360,7 +360,7 @@ def spy_on_records(monkeypatch) -> tuple[list, list]:
     used = []
     for holder, name, place in [
         (GradientMethod, "build_sensitive", 1),
-        (LabelingMethod, "first_answers", 1),
+        (LabelingMethod, "draw_first_answers", 1),
         (teacher_votes, "train", 0),
         (pate, "fit_panel", 1),
     ]:

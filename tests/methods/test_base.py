@@ -262,7 +262,7 @@ def digest(folder) -> str:
 
 def test_the_whole_plan_is_reserved_before_the_first_answer_and_prepare_sees_what_is_written(tmp_path, monkeypatch):
     one, order = counted(tmp_path), []
-    first, prepare = CountedReverseKnn.first_answers, CountedReverseKnn.prepare
+    first, prepare = CountedReverseKnn.draw_first_answers, CountedReverseKnn.prepare
     planned = one.method.privacy_events(DatasetFacts.from_dataset(one.dataset.load(), one.partition))
     release = one.folder / "release"
 
@@ -289,7 +289,7 @@ def test_the_whole_plan_is_reserved_before_the_first_answer_and_prepare_sees_wha
         assert not charges(tmp_path)[0].is_suspended and not (release / "labels.csv").exists()
         return prepare(self, inputs)
 
-    monkeypatch.setattr(CountedReverseKnn, "first_answers", first_watched)
+    monkeypatch.setattr(CountedReverseKnn, "draw_first_answers", first_watched)
     monkeypatch.setattr(CountedReverseKnn, "prepare", prepare_watched)
     pipeline.run(one)
     assert order == ["first", "prepare"]
@@ -311,7 +311,7 @@ def test_the_counts_are_those_of_units(tmp_path, monkeypatch):
 
 
 FAILING = {
-    "first_answers": (CountedReverseKnn, "first_answers"),
+    "first_answers": (CountedReverseKnn, "draw_first_answers"),
     "the first draw": (ClassCounts, "draw"),
     "prepare": (CountedReverseKnn, "prepare"),
 }
@@ -332,14 +332,14 @@ def test_an_error_leaves_the_whole_reservation_spent(tmp_path, monkeypatch, part
 
 def test_a_plan_that_the_cap_does_not_admit_asks_nothing(tmp_path, monkeypatch):
     """The first answer alone would be admitted."""
-    monkeypatch.setattr(CountedReverseKnn, "first_answers", lambda *_: pytest.fail("was asked"))
+    monkeypatch.setattr(CountedReverseKnn, "draw_first_answers", lambda *_: pytest.fail("was asked"))
     with pytest.raises(ValueError, match="cap"):
         pipeline.run(counted(tmp_path, opening_budget=1.0))
 
 
 def test_a_first_stage_says_what_it_cost(tmp_path, monkeypatch):
     """Otherwise the cost of the rounds would be taken for that of the whole."""
-    first = CountedReverseKnn.first_answers
+    first = CountedReverseKnn.draw_first_answers
 
     def silent(self, records, facts, spending):
         said = spending.record_cost
@@ -349,7 +349,7 @@ def test_a_first_stage_says_what_it_cost(tmp_path, monkeypatch):
         assert spending.record_cost == said
         return answers
 
-    monkeypatch.setattr(CountedReverseKnn, "first_answers", silent)
+    monkeypatch.setattr(CountedReverseKnn, "draw_first_answers", silent)
     with pytest.raises(ValueError, match="did not record the cost of its answers"):
         pipeline.run(counted(tmp_path))
     (charge,) = charges(tmp_path)
@@ -422,14 +422,14 @@ def test_the_neighbor_harness_finds_a_unit_that_is_counted_more_than_once(harnes
 
 
 def test_the_neighbor_harness_finds_a_first_answer_without_noise(harness, monkeypatch):
-    first = CountedReverseKnn.first_answers
+    first = CountedReverseKnn.draw_first_answers
 
     def telling(self, records, facts, spending):
         answers = first(self, records, facts, spending)
         answers.counts_C[0] = len(records)
         return answers
 
-    monkeypatch.setattr(CountedReverseKnn, "first_answers", telling)
+    monkeypatch.setattr(CountedReverseKnn, "draw_first_answers", telling)
     assert cases.attempt(harness, tally := cases.Tally())
     assert "first_answers.json differs" in str(tally.faults)
 
