@@ -66,8 +66,10 @@ Parts = list[np.ndarray]
 NAMES = [f"s{site}" for site in range(NUM_SITES)]
 MAX_RECORDS, DRAWS, TRIALS, QUESTIONS, STEPS, CLIP_NORM = 100_000, 20, 20, 100, 8, 0.5
 SETS, STAND_IN = ("mnist-pixels", "mnist-learnt", "a9a", "ag_news-wordllama", "pneumonia-lite0"), "spambase"
-METHODS = ("one curator", "same noise", "all directions", "own noise", "no noise", "sites", "one site alone",
-           "gradients", "DP-FedAvg", "false sums", "false counts", "masks", "kinds")  # fmt: skip
+METHODS = (
+    "one curator", "same noise", "all directions", "directions of gradients", "directions of the bound", "own noise",
+    "no noise", "sites", "one site alone", "gradients", "DP-FedAvg", "false sums", "false counts", "masks", "kinds",
+)  # fmt: skip
 SIGMAS = {epsilon: 1 / gdp.compute_mu(epsilon, DELTA) for epsilon in EPSILONS}
 """Noise of one curator, in lengths of one record's contribution."""
 SITES_FACTOR = math.sqrt(NUM_SITES / (NUM_SITES - COLLUDING))
@@ -425,7 +427,11 @@ def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -
     for epsilon, sigma in SIGMAS.items():
         for method, factor in (("one curator", 1), ("same noise", SITES_FACTOR), ("own noise", math.sqrt(NUM_SITES))):
             fill(method, functools.partial(case.measure_planned, factor * sigma), epsilon)
-        fill("all directions", lambda sigma=sigma: case.measure(case.sum_classes(), SITES_FACTOR * sigma), epsilon)
+        noise = SITES_FACTOR * sigma
+        fewer, more = case.plan(math.sqrt(STEPS) * noise), case.plan(noise, MAX_RECORDS)
+        cases = {"all directions": case, "directions of gradients": fewer, "directions of the bound": more}
+        for method, each in cases.items():
+            fill(method, lambda each=each, noise=noise: each.measure(each.sum_classes(), noise), epsilon)
         if name in ("a9a", "ag_news-wordllama"):
             fill("gradients", functools.partial(case.measure_gradients, epsilon), epsilon)
     for dealing in DEALINGS:
