@@ -149,9 +149,13 @@ class Case:
             accuracy.append(replace(self, kind=kind).score(kind.weight_DC.float()))
         return float(np.mean(accuracy))
 
+    @functools.cached_property
+    def z_TD(self) -> Tensor:
+        return self.kind.whitening.whiten_and_clip(self.test_TD).float()
+
     def score(self, weight_DC: Tensor) -> float:
         """Compute the accuracy of a linear model on the test points."""
-        score_TC = self.kind.whitening.whiten_and_clip(self.test_TD).float() @ weight_DC
+        score_TC = self.z_TD @ weight_DC
         return float((score_TC.argmax(1).numpy() == self.split.truth).mean())
 
     def run_fedavg(self, parts: Parts, epsilon: float, setting: fedavg.Setting, flower: bool = False) -> float:
