@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ask.add_argument("--clip", type=float, default=0.5, help="clipping norm of gradients (default: .5)")
     ask.add_argument("--again", action="store_true", help="ask for a step whose round failed, at the full price")
     total.add_argument("files", type=Path, nargs="+", help="answer of each site")
+    total.add_argument("--round", type=int, help="number of an older round (default: the newest)")
     for each in (ask, train):
         each.add_argument("--public", type=Path, help="public rows (CSV, Parquet), or images (folder, .npy, .npz)")
         each.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
@@ -156,7 +157,7 @@ def _ask(parsed: argparse.Namespace) -> None:
 
 def _sum(parsed: argparse.Namespace) -> None:
     joiner = _open_joiner(parsed)
-    slot, _ = joiner.sum(_read_all(parsed.files))
+    slot, _ = joiner.sum(_read_all(parsed.files), parsed.round)
     print(f"The sum is in {joiner.folder / f'sum-{slot}.json'}. Send it to all sites before the next round.")
 
 

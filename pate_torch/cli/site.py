@@ -88,7 +88,7 @@ def _confirm(parsed: argparse.Namespace) -> None:
     raw, site = parsed.charter.read_bytes(), _open_site(parsed.folder)
     charter = read_charter(raw, str(parsed.charter))
     terms, delta = charter.terms, format_delta(float(Fraction(charter.terms.delta)))
-    print("Sites: " + "; ".join(each.site for each in charter.sites))
+    print("\n".join(f"Site {number}: {each.site}" for number, each in enumerate(charter.sites, 1)))
     print(f"Trust: distributed, t = {terms.colluding} of {len(charter.sites)}; delta = {delta}, {terms.adjacency},")
     print(f"unit {terms.unit}, at {terms.max_sites_per_unit} site(s) at most (declared, not checked).")
     if any(terms.teachers):

@@ -139,9 +139,9 @@ class Charter:
     def check_fingerprint(self, heard: str) -> None:
         """Raise ValueError unless the 24 words that another site read aloud are those of this charter."""
         if decode_words(heard) != self.digest:
-            problem = "is the fingerprint of another charter, so the sites hold different charters"
+            problem = "are those of another charter, so the sites hold different charters"
             fix = "Compare the charter files themselves; if they differ, do not take part."
-            raise checks.error("fingerprint", heard, problem, fix)
+            raise checks.error("words", "heard", problem, fix)
 
 
 def make_charter(key_files: Sequence[bytes], terms: Terms, joiner_key: Ed25519PrivateKey) -> bytes:
@@ -178,8 +178,8 @@ def _check_terms(file: SignedFile, num_sites: int, terms: Terms) -> None:
     if not MIN_SITES <= num_sites <= MAX_SITES:
         raise file.make_error(f"has {num_sites} sites, and must have {MIN_SITES} to {MAX_SITES}")
     if terms.colluding > num_sites - 2:
-        problem = f"allows {terms.colluding} colluding sites of {num_sites}, so no noise is left that two others share"
-        raise file.make_error(problem, f"Set colluding to at most {num_sites - 2}.")
+        problem = f"must be at most {num_sites - 2} of {num_sites} sites, because two sites must be honest"
+        raise checks.error("colluding", terms.colluding, problem)
     if terms.max_sites_per_unit > num_sites:
         raise file.make_error(f"has units at {terms.max_sites_per_unit} sites, and only {num_sites} sites")
     if len(terms.teachers) != num_sites or len(terms.records) != num_sites:
@@ -239,13 +239,13 @@ def decode_words(text: str) -> bytes:
     """
     words = text.casefold().split()
     if len(words) != NUM_WORDS:
-        raise checks.error("fingerprint", text, f"must have {NUM_WORDS} words and has {len(words)}")
+        raise checks.error("words", f"{len(words)} words", f"must be {NUM_WORDS}", "Type all words that you heard.")
     number = 0
     for position, word in enumerate(words, 1):
         if word not in load_words():
-            raise checks.error("fingerprint", word, f"word {position} is not in the list", "Ask to hear it again.")
+            raise checks.error("words", word, f"word {position} is not in the list", "Ask to hear it again.")
         number = number << _BITS_PER_WORD | load_words().index(word)
     raw = number.to_bytes(33, "big")
     if hashlib.sha256(raw[:32]).digest()[:1] != raw[32:]:
-        raise checks.error("fingerprint", text, "has a word that was misheard", "Ask to hear all words again.")
+        raise checks.error("words", "heard", "do not belong together: one was misheard", "Ask to hear all words again.")
     return raw[:32]

@@ -154,8 +154,9 @@ class Joiner:
                 **kind.round_fields,
             )
             record.rounds[str(slot)] = hashlib.sha256(raw).hexdigest()
-            write_atomically(self.folder / f"round-{slot}.json", raw)
-            self._save(record)  # a crash before this line leaves files that no site received
+            write_atomically(self.folder / f"round-{slot}.json.pending", raw)
+            self._save(record)  # from here on, the round is part of every total
+            self._read(f"round-{slot}.json", record.rounds[str(slot)])
         return slot, raw, public
 
     def sum(self, answers: Mapping[str, bytes], slot: int | None = None) -> tuple[int, bytes]:
@@ -174,7 +175,9 @@ class Joiner:
                 raise checks.error("answers", "", problem, "Use the answers of that sum.")
             write_atomically(self.folder / f"sum-{slot}.json", raw)
             if str(slot) not in record.sums:
-                record.sums[str(slot)] = record.last_sum = digest
+                if slot > max(map(int, record.sums), default=-1):  # an older sum that comes late is not the newest
+                    record.last_sum = digest
+                record.sums[str(slot)] = digest
                 self._save(record)
         return slot, raw
 
@@ -269,7 +272,9 @@ class Joiner:
             temporary.write_text(json.dumps(asdict(record), sort_keys=True))
 
     def _read(self, name: str, digest: str) -> bytes:
-        path = self.folder / name
+        path, pending = self.folder / name, self.folder / f"{name}.pending"
+        if pending.exists() and hashlib.sha256(pending.read_bytes()).hexdigest() == digest:
+            pending.replace(path)
         raw = path.read_bytes() if path.exists() else b""
         if hashlib.sha256(raw).hexdigest() != digest:
             raise checks.error("folder", str(self.folder), f"its file '{name}' is missing or was altered")

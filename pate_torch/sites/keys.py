@@ -40,8 +40,9 @@ _KEY_FIELDS = {
 _README = """PRIVATE: do not publish, do not share, do not back up.
 
 This folder holds the private keys of this site. Whoever has the keys of a slot that is not answered yet can take the
-masks off this site's next answers. A folder that is restored from a back-up may answer a slot twice, which takes the
-masks off both answers. If the folder is lost, make new keys with `pate site init` and ask for a new charter.
+masks off this site's next answers. A folder that is restored from a back-up may answer a slot twice with the same
+masks, and the difference of the two answers has none. If the folder is lost, make new keys with `pate site init`
+and ask for a new charter.
 """
 
 

@@ -158,7 +158,7 @@ def _open_round(
     state: SiteState, secrets: Secrets, charter: Charter, round_file: bytes, source: str
 ) -> tuple[Round, bytes | None]:
     if secrets.kem_seed:
-        fix = "Give the file that `pate join keys` wrote."
+        fix = "Give the file that `pate join keys` wrote (--keys keys.json)."
         raise checks.error("round", source, "cannot be answered before the keys of all pairs are there", fix)
     current_round = read_round(round_file, charter, source)
     slot, digest = str(current_round.slot), current_round.digest.hex()
@@ -175,7 +175,7 @@ def _open_round(
         raise checks.error("round", source, problem, f"The joiner must use slot {secrets.next_slot} or a later one.")
     if current_round.previous != secrets.last_sum:
         problem = "names another last sum than the one that this site holds"
-        raise checks.error("round", source, problem, "Give this site the newest sum file first.")
+        raise checks.error("round", source, problem, "Give this site the newest sum file first (--sum).")
     return current_round, None
 
 
@@ -297,8 +297,8 @@ def sum_answers(
         files[file.content["place"]] = file
     missing = [site.site for place, site in enumerate(charter.sites) if place not in files]
     if missing:
-        fix = "The masks cancel only in the sum over all sites: wait, or ask all sites anew."
-        raise checks.error("answers", ", ".join(missing), "are missing", fix)
+        fix = "The masks cancel only in the sum over all sites: wait for them. A new round is charged again."
+        raise checks.error("sites", ", ".join(missing), "have not answered this round", fix)
     total = np.zeros(current_round.count, np.uint64)
     for file in files.values():
         total += np.frombuffer(file.body, dtype="<u8")

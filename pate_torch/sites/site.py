@@ -195,7 +195,7 @@ class Site:
         existing = next((account for account in ledger.list_accounts() if account.name == name), None)
         if cap_epsilon is None:
             if existing is None:
-                fix = "Use the ledger of the confirmation (PATE_HOME)."
+                fix = "Set PATE_HOME to the folder that was used for `pate site confirm`."
                 raise checks.error("account", name, "is not in the ledger of this site", fix)
             cap_epsilon = existing.budget_epsilon
         terms = charter.terms

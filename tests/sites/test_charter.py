@@ -60,14 +60,14 @@ def test_any_change_of_order_keys_or_terms_changes_the_words(key_files):
     charter = read_charter(variants[0])
     charter.check_fingerprint(fingerprints[0].upper() + "\n")
     for fingerprint in fingerprints[1:]:
-        with pytest.raises(ValueError, match="is the fingerprint of another charter"):
+        with pytest.raises(ValueError, match="are those of another charter"):
             charter.check_fingerprint(fingerprint)
 
 
 @pytest.mark.parametrize(
     ("terms", "match"),
     [
-        ({"colluding": 2}, "allows 2 colluding sites of 3"),
+        ({"colluding": 2}, "colluding=2: must be at most 1 of 3 sites"),
         ({"colluding": -1}, "'colluding'"),
         ({"adjacency": "both"}, "'adjacency'"),
         ({"delta": "0"}, "'delta'"),
@@ -190,9 +190,9 @@ def test_each_of_256_bits_changes_the_words():
 def test_misheard_words_are_refused():
     words = encode_words(hashlib.sha256(b"charter").digest())
     for heard, match in (
-        (words[:23], "must have 24 words and has 23"),
-        ([*words, "zoo"], "must have 24 words and has 25"),
-        ([*words[:6], "hospitall", *words[7:]], "fingerprint='hospitall': word 7 is not in the list"),
+        (words[:23], "words='23 words': must be 24"),
+        ([*words, "zoo"], "words='25 words': must be 24"),
+        ([*words[:6], "hospitall", *words[7:]], "words='hospitall': word 7 is not in the list"),
     ):
         with pytest.raises(ValueError, match=match):
             decode_words(" ".join(heard))
@@ -201,5 +201,5 @@ def test_misheard_words_are_refused():
         try:
             misheard += decode_words(" ".join([word, *words[1:]])) != hashlib.sha256(b"charter").digest()
         except ValueError as error:
-            assert "has a word that was misheard" in str(error)
+            assert "one was misheard" in str(error)
     assert misheard < 30  # 1 of 256; such words are those of another charter

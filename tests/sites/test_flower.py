@@ -129,7 +129,7 @@ def test_a_refusal_stays_at_the_site(tmp_path):
     world.run()
     world.confirm_all(world.create_charter(), cap=0.1)
     world.joiner.ask(make_kind("class_sums"), 0.5)
-    with pytest.raises(ValueError, match="are missing") as refusal:
+    with pytest.raises(ValueError, match="have not answered") as refusal:
         world.run(seconds=1)
     assert all("scans" in problem for problem in world.problems[-3:])
     assert "scans" not in str(refusal.value)

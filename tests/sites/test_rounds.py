@@ -137,7 +137,10 @@ def alter(raw):
         (lambda a: a | {"1.pate": alter(a["1.pate"])}, "is not signed by Universität B, or was altered"),
         (lambda a: a | {"1.pate": a["0.pate"]}, "is the second answer of Anna Hospital"),
         (lambda a: a | {"3.pate": a["1.pate"]}, "is the second answer of Universität B"),
-        (lambda a: {name: a[name] for name in ("0.pate", "2.pate")}, "answers='Universität B': are missing"),
+        (
+            lambda a: {name: a[name] for name in ("0.pate", "2.pate")},
+            "sites='Universität B': have not answered",
+        ),
         (lambda a: a | {"1.pate": b""}, "is not a file of this protocol"),
         (lambda a: a | {"1.pate": a["1.pate"].replace(b" answer", b" sum")}, "not a file of the kind"),
         (lambda a: a | {"1.pate": a["1.pate"].replace(b'"place":1', b'"place":2')}, "is not signed by Clinic C"),

@@ -18,6 +18,7 @@ from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.chain import HashChain
 from pate_torch.privacy.ledger import open_ledger
 from pate_torch.privacy.sensitive import Sensitivity
+from pate_torch.sites.joiner import Joiner
 from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.rounds import accept_sum, read_round, sum_answers
 from pate_torch.sites.shares import TableChange, compute_events
@@ -206,7 +207,7 @@ def test_every_wrong_file_gives_one_clear_line(tmp_path):
     joiner = consortium.joiner
     answers = consortium.answer_all(raw, public)
     current_round = read_round(raw, charter)
-    with pytest.raises(ValueError, match="are missing"):
+    with pytest.raises(ValueError, match="have not answered"):
         joiner.sum({key: answers[key] for key in list(answers)[1:]})
     with pytest.raises(ValueError, match="is the second answer of Site 0"):
         joiner.sum(answers | {"copy": answers["site-0"]})
@@ -372,3 +373,40 @@ def test_a_round_that_was_aborted_stays_in_the_total(tmp_path):
     consortium.joiner.sum(consortium.answer_all(raw, public))
     total = consortium.joiner.compute_total().epsilon
     assert total > 1.3 * consortium.joiner.compute_guarantees(1)[1].epsilon
+
+
+def test_a_late_answer_still_gives_the_sum_of_an_older_round(tmp_path):
+    consortium, kind = make_consortium(tmp_path), make_kind("histogram")
+    answers = [consortium.answer_all(*consortium.joiner.ask(kind, 0.5)[1:]) for _ in range(2)]
+    _, newest = consortium.joiner.sum(answers[1])
+    slot, late = consortium.joiner.sum(answers[0], 0)
+    assert slot == 0
+    for site in consortium.sites:
+        accept_sum(site.state, late)
+        accept_sum(site.state, newest)
+    assert consortium.joiner.load_sum(0).numbers.shape == consortium.joiner.load_sum(1).numbers.shape
+    assert len(consortium.answer_all(*consortium.joiner.ask(kind, 0.5)[1:])) == 3
+
+
+def test_a_joiner_that_dies_while_it_asks_counts_the_round(tmp_path, monkeypatch):
+    consortium, kind = make_consortium(tmp_path), make_kind("histogram")
+    joiner = consortium.joiner
+
+    read = Joiner._read
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    def die_at_the_round(joiner, name, digest):
+        return die() if name == "round-0.json" else read(joiner, name, digest)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Joiner, "_save", die)
+        joiner.ask(kind, 0.5)
+    assert not (joiner.folder / "round-0.json").exists()  # what no total counts cannot be sent
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Joiner, "_read", die_at_the_round)
+        joiner.ask(kind, 0.5)
+    assert not (joiner.folder / "round-0.json").exists()
+    assert joiner.compute_total().epsilon == pytest.approx(0.5, rel=1e-3)
+    assert joiner.ask(kind, 0.5)[0] == 1 and (joiner.folder / "round-0.json").exists()
