@@ -28,20 +28,17 @@ _SHARE_STEPS = 1 << 16  # shares are multiples of 2^-16
 
 @dataclass(frozen=True, kw_only=True)
 class TableChange:
-    """How far one unit at one site can change the tables of a release.
+    """How far one unit at one site can change the table of a round.
 
     Attributes:
-        length_squared: L2 sensitivity of one table, in its whole numbers, squared.
-        numbers: Numbers in one table.
-        tables: Tables of the release, each of which a unit may change: questions, or steps.
+        length_squared: Square of the table's L2 sensitivity, in the whole numbers of the table.
+        numbers: Number of numbers in the table.
     """
 
     length_squared: int
     numbers: int
-    tables: int = 1
 
     def __post_init__(self) -> None:
-        checks.integer("tables", self.tables, low=1)
         checks.integer("numbers", self.numbers, low=1)
         checks.integer("length_squared", self.length_squared, low=1)
 
@@ -77,10 +74,10 @@ def _count_honest(num_sites: int, colluding: int) -> int:
 def compute_events(
     change: TableChange, share: Fraction, honest: int, *, max_sites_per_unit: int = 1
 ) -> tuple[PrivacyEvent, ...]:
-    """Compute the events of a release whose noise is the sum of the shares of ``honest`` sites.
+    """Compute the events of a round whose noise is the sum of the shares of ``honest`` sites.
 
     Args:
-        change: Effect of a unit at one site.
+        change: Effect of a unit at one site on the table.
         share: Parameter of each share.
         honest: Number of shares that the attacker does not know.
         max_sites_per_unit: Number M of sites at which a unit may have records; the lengths of its changes add up.
@@ -94,7 +91,6 @@ def compute_events(
         math.sqrt(max_sites_per_unit**2 * change.length_squared / variance),
         float(variance),
         numbers=change.numbers,
-        count=change.tables,
         tau=discrete_gaussian.bound_tau(float(share), honest),
     )
 
