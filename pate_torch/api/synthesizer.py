@@ -191,7 +191,7 @@ class TabularSynthesizer(BaseEstimator):
         elif isinstance(self.schema, TableDomain):
             domain = self.schema
         elif isinstance(self.schema, str | Path):
-            domain = TableDomain.from_dict(_read_yaml(Path(self.schema)))
+            domain = read_domain(Path(self.schema))
         else:
             domain = TableDomain.from_dict(self.schema)
         return domain if self.target is None else replace(domain, target=self.target)
@@ -238,13 +238,15 @@ class TabularSynthesizer(BaseEstimator):
             print(line)
 
 
-def _read_yaml(path: Path) -> Any:
+def read_domain(path: Path) -> TableDomain:
+    """Read the declared columns of a table from a YAML file."""
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        columns = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise checks.error("schema", str(path), f"cannot be read ({error})") from error
+        raise checks.error("schema", str(path), f"cannot be read ({' '.join(str(error).split())})") from error
+    return TableDomain.from_dict(columns)
 
 
 def compare_tables(model: TableModel, rows_NJ: np.ndarray, private_NJ: np.ndarray) -> dict[str, Any]:

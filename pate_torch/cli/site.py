@@ -1,4 +1,4 @@
-"""``pate site``: take part, with records that stay here, in a release of several sites that do not trust each other.
+"""``pate site``: take part in a release of several sites that do not trust each other. The records stay at the site.
 
     pate site init    --account scans --name "Anna Hospital" --folder anna   # writes anna.key, for the joiner
     pate site confirm charter.json --folder anna --cap 1                     # people compare 24 words; anna.confirmed
@@ -14,9 +14,10 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pate_torch.sites.options import add_data_options, get_encoder_files, make_data_reader
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,29 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options["confirm"].add_argument("--cap", type=float, required=True, help="largest total epsilon of the account")
     options["confirm"].add_argument("--heard", metavar="WORDS", help="the 24 words that another site read aloud")
     options["answer"].add_argument("round", type=Path, help="round file; its public file lies beside it")
-    options["answer"].add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
-    options["answer"].add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
-    add_encoder_options(options["answer"])
+    add_data_options(options["answer"])
     options["answer"].add_argument("--keys", type=Path, help="file that `pate join keys` wrote, for the first round")
     options["answer"].add_argument("--sum", type=Path, help="sum file of the last round, for a later round")
-    options["answer"].add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
-    return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
+    return run_subcommand(_COMMANDS, parser.parse_args(arguments))
 
 
-def add_encoder_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the files of the encoder that a public file names."""
-    for name in ("weights", "tokenizer"):
-        parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
-
-
-def get_encoder_files(parsed: argparse.Namespace) -> dict[str, Path] | None:
-    """Return the paths of the encoder's files, or None if there are none."""
-    files = {"weights": parsed.weights, "tokenizer": parsed.tokenizer}
-    return {name: path for name, path in files.items() if path is not None} or None
-
-
-def run_or_refuse(commands: Mapping[str, Callable[[argparse.Namespace], None]], parsed: argparse.Namespace) -> int:
-    """Run a command. If it refuses an argument or a file, print one line and return 2."""
+def run_subcommand(commands: Mapping[str, Callable[[argparse.Namespace], None]], parsed: argparse.Namespace) -> int:
+    """Run the function of ``parsed.command``. If it refuses an argument or a file, print one line and return 2."""
     try:
         commands[parsed.command](parsed)
     except BrokenPipeError:
@@ -101,7 +87,6 @@ def _confirm(parsed: argparse.Namespace) -> None:
 
 def _answer(parsed: argparse.Namespace) -> None:
     from pate_torch.sites.pairs import accept_bundle
-    from pate_torch.sites.points import read_columns
     from pate_torch.sites.rounds import accept_sum, open_round
 
     site, raw = _open_site(parsed.folder), parsed.round.read_bytes()
@@ -112,9 +97,8 @@ def _answer(parsed: argparse.Namespace) -> None:
     current_round, _ = open_round(site.state, raw, str(parsed.round))
     path = parsed.round.with_name(current_round.public_name)  # refuses a path
 
-    read_data = partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)
     options = {"encoder": get_encoder_files(parsed), "source": str(parsed.round)}
-    answer = site.answer(raw, path.read_bytes(), read_data, **options)
+    answer = site.answer(raw, path.read_bytes(), make_data_reader(parsed), **options)
     _write(parsed.folder, f"answer-{current_round.slot}.pate", answer, "Send it to the joiner.")
 
 

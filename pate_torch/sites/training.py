@@ -40,7 +40,6 @@ from pate_torch.synthesis.mixture import NoisyTables, estimate_independent, fit_
 from pate_torch.synthesis.model import TableModel, split_counts
 
 _RIDGE = 0.1  # if all directions are kept; in units of the mean variance
-_NUM_COMPONENTS, _FIT_STEPS = 200, 300  # of the mixture that is fitted to marginal tables
 
 
 def plan_directions(
@@ -292,5 +291,5 @@ def fit_table(noisy: NoisySum) -> TableModel:
     sizes, target, size = method.domain.sizes, method.target_index, math.ceil(tables.estimate_size())
     if method.order == 1:
         return TableModel(method.domain, size, tables, estimate_independent(tables, sizes, target))
-    mixture = fit_mixture(tables, sizes, target, num_components=_NUM_COMPONENTS, steps=_FIT_STEPS, seed=0)
+    mixture = fit_mixture(tables, sizes, target)
     return TableModel(method.domain, size, tables, mixture)

@@ -1,8 +1,8 @@
 """Votes of teachers that each site trains on disjoint shards of its own records, as PATE does at one curator.
 
 The noisy sum over all sites is what ``mechanism=gaussian`` with counts releases at one curator, so the same student
-learns from it. Other mechanisms open the largest count or need the raw votes, and costs that depend on the data need
-the raw votes, too. Nobody holds either at sites (``check_mechanism``).
+learns from it. Other mechanisms, and privacy costs that depend on the data, need the largest count or the votes without
+noise. Nobody holds those of several sites (``check_mechanism``).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class VoteCounts(PointTable):
     Attributes:
         query_x: Questions, which are public points, [Q, ...].
         teacher: Recipe of the teachers of all sites.
-        num_teachers: Number K_i of teachers of a site. None where no site is known.
-        home: PRIVATE. Folder of the site's store of teachers. None where no site is known.
+        num_teachers: Number K_i of teachers of the site that counts the votes. None at the joiner.
+        home: PRIVATE. Folder of the store of teachers of the site that counts the votes. None at the joiner.
     """
 
     name = "votes"
@@ -98,7 +98,11 @@ class VoteCounts(PointTable):
         return TableChange(length_squared=2 * len(self.query_x) * COUNT_STEPS**2, numbers=math.prod(self.shape))
 
     def compute_bound(self, terms: Terms) -> int:
-        """Compute the sum of all numbers of teachers, if the units can be assigned to them."""
+        """Compute the number of teachers of all sites, in whole numbers of the table.
+
+        Raises:
+            ValueError: A site has no teachers, or its units cannot be assigned to them.
+        """
         checks.integer("teachers", min(terms.teachers), low=1, fix="Make a charter that states them for each site.")
         for num_records, num_teachers in zip(terms.records, terms.teachers, strict=True):
             _PARTITIONS[terms.adjacency].check(terms.unit, num_records or None, num_teachers)
@@ -108,7 +112,7 @@ class VoteCounts(PointTable):
         return sum(terms.teachers) * COUNT_STEPS
 
     def at_site(self, num_teachers: int, home: Path) -> VoteCounts:
-        """Return the kind with the number of teachers and the store of a site."""
+        """Return these votes with the number of teachers and the store of a site, which counts them."""
         return replace(self, num_teachers=num_teachers, home=home)
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
