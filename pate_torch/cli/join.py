@@ -171,14 +171,13 @@ def _sum(parsed: argparse.Namespace) -> None:
 
 
 def _train(parsed: argparse.Namespace) -> None:
-    from pate_torch.core import checks, run_folders
-    from pate_torch.release.renderer import print_summary
+    from pate_torch.core import run_folders
+    from pate_torch.release.renderer import check_empty_folder, print_summary
     from pate_torch.sites.release import write_model
     from pate_torch.sites.tables import MarginalCounts
 
     joiner, release = _open_joiner(parsed), parsed.out
-    if release.exists() and any(release.iterdir()):
-        raise checks.error("--out", str(release), "is not empty", "Choose a new folder.")
+    check_empty_folder("--out", release)
     noisy = joiner.load_sum()
     public = {} if isinstance(noisy.kind, MarginalCounts) else _read_public(parsed)
     run_folders.create_protected_folder(release)
