@@ -71,7 +71,7 @@ def write_model(
     names |= {each.round.public_name for each in rounds} | {f"sum-{slot}.json" for slot in slots}
     for name in names:
         write_atomically(folder / name, (joiner.folder / name).read_bytes())
-    record, student, student_name = describe_rounds(joiner, noisy, slots), None, ""
+    record, student, student_name = make_record(joiner, noisy, slots), None, ""
     if isinstance(noisy.kind, MarginalCounts):
         data, written = _write_table(noisy, record, folder)
     else:
@@ -119,7 +119,7 @@ def _make_public_data(spec: DataSpec, pool: PublicPool, categories_origin: str) 
     return PublicData(spec=spec, pool=pool, evaluation=evaluation, provenance=provenance)
 
 
-def describe_rounds(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> dict[str, Any]:
+def make_record(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> dict[str, Any]:
     """Make the fields of ``release.json`` that do not depend on the answers."""
     terms, kind, share = joiner.charter.terms, noisy.kind, joiner.load_rounds()[noisy.slot].round.share
     parameters = {"sigma": noisy.sigma, "share": str(share), "exchanges": len(slots)}

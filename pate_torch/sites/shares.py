@@ -1,11 +1,11 @@
-"""Shares of noise: what each site adds, and what the noise of the honest sites costs.
+"""Shares of noise: the noise that each site adds, and the privacy cost of the sum of the honest sites' shares.
 
 Each of H sites adds an independent discrete Gaussian number of parameter s to every number of its table, and at most t
 sites leave their share out or reveal it, so the sum always has H - t shares. The sum of discrete Gaussian numbers is
 not a discrete Gaussian number, but nearly (Kairouz, Liu & Steinke 2021, "The distributed discrete Gaussian mechanism"):
 for n shares, |ln P[sum = z] - ln N_Z(0, n s^2)(z)| <= tau/2 with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k/(k+1)).
 
-The price is in ``accounting.discrete_gaussian``. The delta of this price is negligible, because tables of counts are
+``accounting.discrete_gaussian`` computes the price. Its additional delta is negligible, because tables of counts are
 multiplied by ``tables.COUNT_STEPS`` before noise is added.
 """
 
@@ -107,7 +107,7 @@ def compute_guarantees(
 ) -> dict[int, Guarantee]:
     """Compute the guarantee against every number of colluding sites, 0 to H - 1.
 
-    Number 0 is the guarantee against whoever sees results only and knows no site's noise.
+    Number 0 is the guarantee against readers who see the results only and know the noise of no site.
     """
     guarantees = {}
     for colluding in range(num_sites):
