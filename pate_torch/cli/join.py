@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pate_torch.cli.site import run_subcommand
+from pate_torch.cli.site import Commands, run_subcommand
 from pate_torch.sites.options import add_encoder_options, get_encoder_files
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pate join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    charter, keys, ask, total, train = (commands.add_parser(name, help=text) for name, text in _HELP.items())
+    charter, keys, ask, total, train = (commands.add_parser(name, help=text) for name, (text, _) in _COMMANDS.items())
     for each in (charter, keys, ask, total, train):
         each.add_argument("--folder", type=Path, default=Path("join"), help="folder of the joiner (default: join)")
     charter.add_argument("files", type=Path, nargs="+", help="key file of each site")
@@ -237,11 +237,10 @@ def _write(path: Path, content: bytes) -> None:
     print(f"Written to {path}. Send it to all sites.")
 
 
-_HELP = {
-    "charter": "write who takes part, and on what terms",
-    "keys": "bundle the confirmations of all sites",
-    "ask": "write the file of a round",
-    "sum": "add up the answers of all sites",
-    "train": "train a student or a synthetic table from the newest sum",
+_COMMANDS: Commands = {
+    "charter": ("write who takes part, and on what terms", _charter),
+    "keys": ("bundle the confirmations of all sites", _keys),
+    "ask": ("write the file of a round", _ask),
+    "sum": ("add up the answers of all sites", _sum),
+    "train": ("train a student or a synthetic table from the newest sum", _train),
 }
-_COMMANDS = {"charter": _charter, "keys": _keys, "ask": _ask, "sum": _sum, "train": _train}

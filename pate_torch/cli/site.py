@@ -19,6 +19,9 @@ from typing import Any
 
 from pate_torch.sites.options import add_data_options, get_encoder_files, make_data_reader
 
+Commands = Mapping[str, tuple[str, Callable[[argparse.Namespace], None]]]
+"""Name of a command -> its help and its function."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0 if it succeeds, and 2 if it is refused."""
@@ -26,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pate site", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    options = {name: commands.add_parser(name, help=text) for name, text in _HELP.items()}
+    options = {name: commands.add_parser(name, help=text) for name, (text, _) in _COMMANDS.items()}
     for each in options.values():
         each.add_argument("--folder", type=Path, default=Path("site"), help="folder of the private keys")
     options["init"].add_argument("--account", required=True, help="account of the records in the ledger of this site")
@@ -42,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_subcommand(_COMMANDS, parser.parse_args(arguments))
 
 
-def run_subcommand(commands: Mapping[str, Callable[[argparse.Namespace], None]], parsed: argparse.Namespace) -> int:
+def run_subcommand(commands: Commands, parsed: argparse.Namespace) -> int:
     """Run the function of ``parsed.command``. If it refuses an argument or a file, print one line and return 2."""
     try:
-        commands[parsed.command](parsed)
+        commands[parsed.command][1](parsed)
     except BrokenPipeError:
         raise  # ``run_command`` ends silently
     except ModuleNotFoundError as error:
@@ -123,9 +126,8 @@ def _write(folder: Path, suffix: str, content: bytes, remark: str) -> None:
     print(f"Written to {path}. {remark}")
 
 
-_HELP = {
-    "init": "make the keys of a site",
-    "confirm": "confirm a charter, after people compared its fingerprint",
-    "answer": "charge the account, and answer a round",
+_COMMANDS: Commands = {
+    "init": ("make the keys of a site", _init),
+    "confirm": ("confirm a charter, after people compared its fingerprint", _confirm),
+    "answer": ("charge the account, and answer a round", _answer),
 }
-_COMMANDS = {"init": _init, "confirm": _confirm, "answer": _answer}

@@ -142,7 +142,7 @@ def check_sites(folder: ReleaseFolder) -> Iterator[Check]:
 
 
 def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
-    """Compare charter, rounds, public files and sums with each other and with the statement."""
+    """Compare the charter, the rounds and the sums with each other and with the statement."""
     trust, guarantee, parameters = statement["trust"], statement["guarantee"], statement["mechanism"]["parameters"]
     charter, terms, num_sites = protocol.charter.digest, protocol.charter.content, len(protocol.keys)
     stated_terms = guarantee["delta"], guarantee["adjacency"], guarantee["unit"]
@@ -157,17 +157,8 @@ def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
         "terms": (float(Fraction(terms["delta"])), terms["adjacency"], terms["unit"]) == stated_terms,
         "version": (terms["accounting"], terms["sampler"]) == VERSIONS,
         "used rounds": bool(protocol.slots),
+        **_compare_rounds(protocol, trust["rounds"]),
     }
-    for slot, (file, public) in enumerate(zip(protocol.rounds, protocol.publics, strict=True)):
-        asked, share = file.content, Fraction(file.content["share"])
-        noise = (num_sites - terms["colluding"]) * share**2 >= Fraction(asked["sigma"]) ** 2 and share >= MIN_SHARE
-        results |= {
-            f"round-{slot}.json": file.digest == trust["rounds"][slot]["sha256"] and asked["slot"] == slot,
-            f"round-{slot}.public": public.digest in asked["files"].values()
-            and public.content["kind"] == asked["kind"],
-            f"charter of round {slot}": asked["charter"] == public.content["charter"] == charter,
-            f"share of round {slot}": noise,
-        }
     for slot, file in protocol.sums.items():
         asked, numbers = protocol.rounds[slot].content, 8 * math.prod(protocol.rounds[slot].content["shape"])
         is_whole = file.content["body_bytes"] == numbers and len({*file.content["answers"]}) == num_sites
@@ -180,6 +171,22 @@ def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
         results["noise"] &= math.isclose(parameters["sigma"], sigma, rel_tol=RELATIVE_TOLERANCE)
     message = f"{num_sites} sites, t = {terms['colluding']}, {len(protocol.rounds)} rounds of one charter"
     return make_check("sites", results, "do not fit", message)
+
+
+def _compare_rounds(protocol: Protocol, stated: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Compare each round file with its public file, with the charter, and with the facts in the statement."""
+    charter, terms, results = protocol.charter.digest, protocol.charter.content, dict[str, bool]()
+    honest = len(protocol.keys) - terms["colluding"]
+    for slot, (file, public) in enumerate(zip(protocol.rounds, protocol.publics, strict=True)):
+        asked, share = file.content, Fraction(file.content["share"])
+        results |= {
+            f"round-{slot}.json": file.digest == stated[slot]["sha256"] and asked["slot"] == slot,
+            f"round-{slot}.public": public.digest in asked["files"].values()
+            and public.content["kind"] == asked["kind"],
+            f"charter of round {slot}": asked["charter"] == public.content["charter"] == charter,
+            f"share of round {slot}": honest * share**2 >= Fraction(asked["sigma"]) ** 2 and share >= MIN_SHARE,
+        }
+    return results
 
 
 def _check_signatures(protocol: Protocol) -> Check:
