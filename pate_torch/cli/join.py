@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pate_torch.cli.site import Commands, run_subcommand
+from pate_torch.cli.site import Commands, run_subcommand, write_file
 from pate_torch.sites.options import add_encoder_options, get_encoder_files
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ def _charter(parsed: argparse.Namespace) -> None:
         files={},
     )
     raw = _open_joiner(parsed).create_charter(_read_all(parsed.files), terms)
-    _write(parsed.out, raw)
+    write_file(parsed.out, raw, "Send it to all sites.")
     print(f"The sites compare these words, without you: {read_charter(raw).format_fingerprint()}")
 
 
 def _keys(parsed: argparse.Namespace) -> None:
-    _write(parsed.out, _open_joiner(parsed).bundle(_read_all(parsed.files)))
+    write_file(parsed.out, _open_joiner(parsed).bundle(_read_all(parsed.files)), "Send it to all sites.")
 
 
 def _ask(parsed: argparse.Namespace) -> None:
@@ -228,13 +228,6 @@ def _read_settings(option: str, settings: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise checks.error(option, setting, "must be KEY=VALUE with a value in YAML") from None
     return values
-
-
-def _write(path: Path, content: bytes) -> None:
-    from pate_torch.core.files import write_atomically
-
-    write_atomically(path, content)
-    print(f"Written to {path}. Send it to all sites.")
 
 
 _COMMANDS: Commands = {

@@ -67,7 +67,7 @@ def _init(parsed: argparse.Namespace) -> None:
 
     name = parsed.name or parsed.folder.name
     site = Site.create(parsed.folder, _get_home(), name=name, account=parsed.account, num_slots=parsed.slots)
-    _write(parsed.folder, "key", site.state.key_file, "Send it to the joiner.")
+    write_file(Path(f"{parsed.folder.name}.key"), site.state.key_file, "Send it to the joiner.")
 
 
 def _confirm(parsed: argparse.Namespace) -> None:
@@ -85,7 +85,8 @@ def _confirm(parsed: argparse.Namespace) -> None:
     print("Take part only if you know every site. Call the other sites, not the joiner, and read these words to them:")
     print(f"\n  {charter.format_fingerprint()}\n")
     heard = input("Words that another site read to you: ") if parsed.heard is None else parsed.heard
-    _write(parsed.folder, "confirmed", site.confirm(raw, heard, parsed.cap), "Send it to the joiner.")
+    confirmation = site.confirm(raw, heard, parsed.cap)
+    write_file(Path(f"{parsed.folder.name}.confirmed"), confirmation, "Send it to the joiner.")
 
 
 def _answer(parsed: argparse.Namespace) -> None:
@@ -102,7 +103,7 @@ def _answer(parsed: argparse.Namespace) -> None:
 
     options = {"encoder": get_encoder_files(parsed), "source": str(parsed.round)}
     answer = site.answer(raw, path.read_bytes(), make_data_reader(parsed), **options)
-    _write(parsed.folder, f"answer-{current_round.slot}.pate", answer, "Send it to the joiner.")
+    write_file(Path(f"{parsed.folder.name}.answer-{current_round.slot}.pate"), answer, "Send it to the joiner.")
 
 
 def _get_home() -> Path:
@@ -118,10 +119,10 @@ def _open_site(folder: Path) -> Any:
     return Site(SiteState(folder), _get_home())
 
 
-def _write(folder: Path, suffix: str, content: bytes, remark: str) -> None:
+def write_file(path: Path, content: bytes, remark: str) -> None:
+    """Write a file, and print its path and a remark."""
     from pate_torch.core.files import write_atomically
 
-    path = Path(f"{folder.name}.{suffix}")
     write_atomically(path, content)
     print(f"Written to {path}. {remark}")
 

@@ -51,7 +51,7 @@ RawRows = tuple[np.ndarray | Tensor, np.ndarray, int | None, np.ndarray | None]
 """Points [N, ...], classes [N], the number of classes, and whether each point could be read, bool [N]. The number of
 classes is None if every whole number is a class, and the last item is None if all points could be read."""
 _MAX_ENTRIES = 1 << 24
-_NUM_VECTORS = {"add_remove": 1, "replace_one": 2}
+_NUM_VECTORS = {"add_remove": 1, "replace_one": 2}  # vectors or counts that a unit adds or takes away
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,8 +100,12 @@ class TableKind(ABC):
         """Shape of the table."""
 
     @abstractmethod
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the square of the L2 sensitivity of the table to one unit at one site, in whole numbers."""
+
     def make_change(self, adjacency: str) -> TableChange:
-        """State how far one unit can change the table."""
+        """State how far one unit at one site can change the table."""
+        return TableChange(length_squared=self.compute_squared_length(adjacency), numbers=math.prod(self.shape))
 
     @abstractmethod
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
@@ -246,10 +250,9 @@ class ClassSums(PointTable):
     def shape(self) -> tuple[int, ...]:
         return self.whitening.axis_DE.shape[1] + 1, self.spec.num_classes
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit adds one vector of length at most 1, or moves from one such vector to another."""
-        length = _NUM_VECTORS[adjacency] * self.unit_length
-        return TableChange(length_squared=length**2, numbers=math.prod(self.shape))
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit adds a vector of length at most 1, or replaces it by another."""
+        return (_NUM_VECTORS[adjacency] * self.unit_length) ** 2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)
@@ -349,10 +352,9 @@ class Descent(ClassSums):
         step_length = float(current_round.options.get("step_length", 0))
         return replace(self, weight_DC=torch.from_numpy(body.copy()).reshape(self.shape), step_length=step_length)
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit adds one vector of length at most ``clip_norm``, or is replaced by another."""
-        length = _NUM_VECTORS[adjacency] * round(self.clip_norm * self.unit_length)
-        return TableChange(length_squared=length**2, numbers=math.prod(self.shape))
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit adds a vector of length at most ``clip_norm``, or replaces it."""
+        return (_NUM_VECTORS[adjacency] * round(self.clip_norm * self.unit_length)) ** 2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)
@@ -388,9 +390,9 @@ class CellCounts(PointTable):
     def shape(self) -> tuple[int, ...]:
         return len(self.query_QD), self.spec.num_classes
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit changes one count by 1, or two counts if it is replaced."""
-        return TableChange(length_squared=_NUM_VECTORS[adjacency] * COUNT_STEPS**2, numbers=math.prod(self.shape))
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit changes one count by 1, or two counts if it is replaced."""
+        return _NUM_VECTORS[adjacency] * COUNT_STEPS**2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         sensitivity = sensitive.COUNT_SENSITIVITY[adjacency]
@@ -431,10 +433,9 @@ class MarginalCounts(TableKind):
     def shape(self) -> tuple[int, ...]:
         return (self.method.count_cells(self.cliques),)
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit changes one count of each table by 1, or two counts if it is replaced."""
-        moved = _NUM_VECTORS[adjacency] * len(self.cliques)
-        return TableChange(length_squared=moved * COUNT_STEPS**2, numbers=self.shape[0])
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit changes one count of each table, or two counts if it is replaced."""
+        return _NUM_VECTORS[adjacency] * len(self.cliques) * COUNT_STEPS**2
 
     def make_points(self, table: Mapping[str, Any]) -> RawRows:
         code_NJ = self.method.domain.encode(table)

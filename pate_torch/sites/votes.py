@@ -33,7 +33,6 @@ from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.sites.charter import Terms
 from pate_torch.sites.points import check_spec, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT
-from pate_torch.sites.shares import TableChange
 from pate_torch.sites.tables import COUNT_STEPS, KINDS, PointTable, SiteTable
 from pate_torch.teachers.groups import Question
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -86,8 +85,8 @@ class VoteCounts(PointTable):
     def shape(self) -> tuple[int, ...]:
         return len(self.query_x), self.spec.num_classes
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: one vote moves from a class to another at each question, so its squared length is 2 Q.
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity, 2 Q: one vote moves from a class to another at each of Q questions.
 
         Under add_remove, the unit's id alone chooses the shard of all its records, and no other unit moves. Therefore
         a group with many records, or records with equal ids, reach one teacher, whether they are added, removed or
@@ -95,7 +94,7 @@ class VoteCounts(PointTable):
         record reaches the teacher of the old one. A teacher has one vote at each question, also without records.
         A unit with records at M sites moves one teacher at each of them, and ``compute_events`` multiplies by M.
         """
-        return TableChange(length_squared=2 * len(self.query_x) * COUNT_STEPS**2, numbers=math.prod(self.shape))
+        return 2 * len(self.query_x) * COUNT_STEPS**2
 
     def compute_bound(self, terms: Terms) -> int:
         """Compute the number of teachers of all sites, in whole numbers of the table.
