@@ -74,32 +74,31 @@ def build_report(
     ``ledger`` is the ledger of the account, or the claim itself if there is no such ledger here. For ``trust`` see
     ``ReleaseReport``. ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels.
     If only labels were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its
-    time in seconds. ``seed`` is the seed of the rows of a synthetic table.
+    time in seconds. ``seed`` draws the rows of a synthetic table.
     """
-    release, record = written.release if isinstance(written.release, Release) else None, written.record
-    model_release = None if isinstance(written.release, Release) else written.release.model
-    table = describe_table(model_release, seed) if isinstance(model_release, TableModel) else None
-    if isinstance(ledger, reports.AccountClaim):
-        claim, has_ensemble = ledger, False
-    else:
-        claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
-        teachers_id = record.get("teachers_id")
-        has_ensemble = teachers_id is not None and TeacherStore(ledger.home).has_ensemble(teachers_id)
-    has_description = release is not None or table is not None
-    description = release_store.load_method_description(record) if has_description else None
+    record, release, table = written.record, None, None
+    if isinstance(written.release, Release):
+        release = written.release
+    elif isinstance(written.release.model, TableModel):
+        table = describe_table(written.release.model, seed)
+    claim = ledger
+    if not isinstance(claim, reports.AccountClaim):
+        claim = compute_claim(claim, data.spec.name, record, release, reservation_ids)
+    has_method = release is not None or table is not None
+    method = release_store.load_method_description(record) if has_method else None
     return reports.ReleaseReport(
         record=reports.ReleaseRecord(
-            **_describe_release(record, data, release, description),
+            **_describe_release(record, data, release, method),
             assets=tuple(_list_assets(record, data.spec, owner)),
             teachers_id=record.get("teachers_id"),
-            teachers_reusable=has_ensemble,
+            teachers_reusable=_has_ensemble(ledger, record.get("teachers_id")),
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
             model=model,
             owner=owner,
             chosen_by=chosen_by,
-            seconds=_select_public_times(seconds, written, description, claim),
+            seconds=_select_public_times(seconds, written, method, claim),
             creation_date=datetime.date.today().isoformat(),
         ),
         claim=claim,
@@ -113,6 +112,13 @@ def build_report(
         table=table,
         trust=trust,
     )
+
+
+def _has_ensemble(ledger: Ledger | reports.AccountClaim, teachers_id: str | None) -> bool:
+    """Return whether the teachers are stored beside the ledger, so that they can be queried again."""
+    if teachers_id is None or isinstance(ledger, reports.AccountClaim):
+        return False
+    return TeacherStore(ledger.home).has_ensemble(teachers_id)
 
 
 def _select_public_times(
