@@ -1,4 +1,4 @@
-"""The side of the joiner: it writes the charter and the rounds, adds up the answers, and signs their sum.
+"""The part of the joiner in the protocol: it writes the charter and the rounds, and signs the sum of the answers.
 
 The joiner holds no record, draws no noise and has no account. A round takes its slot durably before its file is
 written, so that no slot is used for two rounds. A round that failed keeps its slot, and its price stays in the total.
@@ -81,7 +81,7 @@ class NoisySum:
         id: Id of the sum, the first 16 digits of the SHA-256 of the round file.
         slot: Slot of the round.
         kind: What was counted.
-        numbers: Noisy sum, float64, of the shape of the table. Its unit is a count, or the length of a feature vector.
+        numbers: Noisy sum, float64, of the shape of the table. 1 is one count, or the length 1 of a feature vector.
         sigma: Standard deviation of the noise of each number, in the same unit.
     """
 
@@ -94,7 +94,7 @@ class NoisySum:
 
 @dataclass(frozen=True)
 class Joiner:
-    """The joiner.
+    """The joiner, which needs no private records.
 
     Attributes:
         folder: Folder with the key, the charter, the rounds and the sums.
@@ -132,7 +132,8 @@ class Joiner:
         Args:
             kind: What is counted.
             epsilon: Largest price of the round, or of all rounds that are planned together.
-            first_slot: Slot of the first of several rounds, whose noise and public file are used. None for a new plan.
+            first_slot: Slot of the first of several planned rounds, whose noise and public file this round shares.
+                None for a new plan.
 
         Returns:
             Slot, round file and public file.

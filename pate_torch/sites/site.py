@@ -45,7 +45,7 @@ _PLANNED_EVENTS = (GaussianEvent(mu=0.1),)  # Gaussian noise of any size, for wh
 
 @dataclass(frozen=True)
 class Site:
-    """A site.
+    """A site, whose private records are arguments of its methods.
 
     Attributes:
         state: Folder of the keys.
