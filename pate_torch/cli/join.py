@@ -20,9 +20,15 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pate_torch.cli.site import add_encoder_options, get_encoder_files, run_or_refuse
+from pate_torch.cli.site import Commands, run_subcommand, write_file
+from pate_torch.sites.options import add_encoder_options, get_encoder_files
+
+if TYPE_CHECKING:
+    from pate_torch.sites.charter import Charter
+    from pate_torch.sites.joiner import Joiner
+    from pate_torch.sites.tables import TableKind
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pate join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    charter, keys, ask, total, train = (commands.add_parser(name, help=text) for name, text in _HELP.items())
+    charter, keys, ask, total, train = (commands.add_parser(name, help=text) for name, (text, _) in _COMMANDS.items())
     for each in (charter, keys, ask, total, train):
         each.add_argument("--folder", type=Path, default=Path("join"), help="folder of the joiner (default: join)")
     charter.add_argument("files", type=Path, nargs="+", help="key file of each site")
@@ -71,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ask.add_argument("--encoder", nargs="+", metavar="KEY=VALUE", help="settings of features.encoder.Encoder")
     add_encoder_options(train)
     train.add_argument("--out", type=Path, required=True, help="new folder for everything that may be published")
-    return run_or_refuse(_COMMANDS, parser.parse_args(arguments))
+    return run_subcommand(_COMMANDS, parser.parse_args(arguments))
 
 
 def _charter(parsed: argparse.Namespace) -> None:
@@ -91,68 +97,71 @@ def _charter(parsed: argparse.Namespace) -> None:
         files={},
     )
     raw = _open_joiner(parsed).create_charter(_read_all(parsed.files), terms)
-    _write(parsed.out, raw)
+    write_file(parsed.out, raw, "Send it to all sites.")
     print(f"The sites compare these words, without you: {read_charter(raw).format_fingerprint()}")
 
 
 def _keys(parsed: argparse.Namespace) -> None:
-    _write(parsed.out, _open_joiner(parsed).bundle(_read_all(parsed.files)))
+    write_file(parsed.out, _open_joiner(parsed).bundle(_read_all(parsed.files)), "Send it to all sites.")
 
 
 def _ask(parsed: argparse.Namespace) -> None:
-    import yaml
-
     from pate_torch.core import checks
     from pate_torch.core.formatting import format_delta, format_epsilon
-    from pate_torch.privacy.domain import TableDomain
-    from pate_torch.sites import training
     from pate_torch.sites.descent import ask_step
-    from pate_torch.sites.tables import Descent, TableKind
+    from pate_torch.sites.rounds import KINDS
+    from pate_torch.sites.tables import Descent
     from pate_torch.sites.votes import check_mechanism
 
     for name in (parsed.kind, parsed.mechanism):
         check_mechanism(name)
-    checks.one_of("kind", parsed.kind, ("class_sums", "gradients", "histogram", "marginals", "votes"))
+    checks.one_of("kind", parsed.kind, KINDS)
     checks.one_of("--mechanism", parsed.mechanism, ("gaussian",))
     joiner = _open_joiner(parsed)
-    kind: TableKind
-    if parsed.kind == "marginals":
-        if parsed.schema is None:
-            raise checks.error("--schema", None, "must declare the columns of marginals")
-        domain = TableDomain.from_dict(yaml.safe_load(parsed.schema.read_text(encoding="utf-8")))
-        kind = training.make_marginal_counts(domain, parsed.order)
-    else:
-        if parsed.label is None or len(parsed.classes) != joiner.charter.terms.classes:
-            problem = f"must name the {joiner.charter.terms.classes} classes of the charter, and --label their column"
-            raise checks.error("--classes", parsed.classes, problem)
-        public, options = _read_public(parsed), {"text": parsed.text, "encoder": _make_encoder(parsed.encoder)}
-        facts = (public, parsed.label, parsed.classes)
-        if parsed.kind in ("class_sums", "gradients"):
-            steps = parsed.steps if parsed.kind == "gradients" else 1
-            num_public = len(next(iter(public.values())))
-            plan = (joiner.charter, parsed.epsilon, num_public, parsed.num_records_about, steps)
-            options["effective_dim"] = training.plan_directions(*plan)
-        if parsed.kind == "class_sums":
-            kind = training.make_class_sums(*facts, **options)
-        elif parsed.kind == "gradients":
-            kind = training.make_descent(*facts, parsed.steps, parsed.clip, **options)
-        elif parsed.kind == "histogram":
-            kind = training.make_cell_counts(*facts, parsed.questions, **options)
-        else:
-            kind = training.make_vote_counts(
-                *facts, parsed.questions, teacher=_read_settings(parsed.teacher), **options
-            )
+    kind = _make_kind(parsed, joiner.charter)
     if isinstance(kind, Descent):
         slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
     else:
         slot, raw, _ = joiner.ask(kind, parsed.epsilon)
-    slots, price = joiner.list_slots(slot), joiner.compute_guarantees(slot)[joiner.charter.terms.colluding]
+    slots = joiner.list_slots(slot)
+    price = joiner.compute_guarantee(slots, joiner.charter.terms.colluding)
     print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slots[0]}.public to all sites.")
     before = f"With the {len(slots) - 1} round(s) before, each site will have charged"
     print(
         f"{'Each site will charge' if len(slots) == 1 else before} epsilon {format_epsilon(price.epsilon)} at delta "
         f"{format_delta(price.delta)} ({price.adjacency}, unit {price.unit}, accountant {price.route})."
     )
+
+
+def _make_kind(parsed: argparse.Namespace, charter: Charter) -> TableKind:
+    """Make what the round counts from the schema, or from the public rows."""
+    from pate_torch.core import checks
+    from pate_torch.sites import training
+
+    if parsed.kind == "marginals":
+        if parsed.schema is None:
+            raise checks.error("--schema", None, "must declare the columns of marginals")
+        from pate_torch.api.synthesizer import read_domain
+
+        return training.make_marginal_counts(read_domain(parsed.schema), parsed.order)
+    if parsed.label is None or len(parsed.classes) != charter.terms.classes:
+        problem = f"must name the {charter.terms.classes} classes of the charter, and --label their column"
+        raise checks.error("--classes", parsed.classes, problem)
+    public, options = _read_public(parsed), {"text": parsed.text, "encoder": _make_encoder(parsed.encoder)}
+    facts = (public, parsed.label, parsed.classes)
+    if parsed.kind == "histogram":
+        return training.make_cell_counts(*facts, parsed.questions, **options)
+    if parsed.kind == "votes":
+        teacher = _read_settings("--teacher", parsed.teacher)
+        return training.make_vote_counts(*facts, parsed.questions, teacher=teacher, **options)
+    steps = parsed.steps if parsed.kind == "gradients" else 1
+    num_public = len(next(iter(public.values())))
+    options["effective_dim"] = training.plan_directions(
+        charter, parsed.epsilon, num_public, parsed.num_records_about, steps
+    )
+    if parsed.kind == "class_sums":
+        return training.make_class_sums(*facts, **options)
+    return training.make_descent(*facts, parsed.steps, parsed.clip, **options)
 
 
 def _sum(parsed: argparse.Namespace) -> None:
@@ -162,14 +171,13 @@ def _sum(parsed: argparse.Namespace) -> None:
 
 
 def _train(parsed: argparse.Namespace) -> None:
-    from pate_torch.core import checks, run_folders
-    from pate_torch.release.renderer import print_summary
+    from pate_torch.core import run_folders
+    from pate_torch.release.renderer import check_empty_folder, print_summary
     from pate_torch.sites.release import write_model
     from pate_torch.sites.tables import MarginalCounts
 
     joiner, release = _open_joiner(parsed), parsed.out
-    if release.exists() and any(release.iterdir()):
-        raise checks.error("--out", str(release), "is not empty", "Choose a new folder.")
+    check_empty_folder("--out", release)
     noisy = joiner.load_sum()
     public = {} if isinstance(noisy.kind, MarginalCounts) else _read_public(parsed)
     run_folders.create_protected_folder(release)
@@ -178,7 +186,7 @@ def _train(parsed: argparse.Namespace) -> None:
     print(f"Everything that may be published is in {release}.")
 
 
-def _open_joiner(parsed: argparse.Namespace) -> Any:
+def _open_joiner(parsed: argparse.Namespace) -> Joiner:
     from pate_torch.sites.joiner import Joiner
 
     return Joiner(parsed.folder)
@@ -198,33 +206,34 @@ def _read_public(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _make_encoder(settings: Sequence[str] | None) -> Any:
-
     from pate_torch.core import checks
     from pate_torch.features.encoder import Encoder
 
     if settings is None:
         return None
-    return Encoder(**checks.mapping("--encoder", _read_settings(settings), fields(Encoder)))
+    return Encoder(**checks.mapping("--encoder", _read_settings("--encoder", settings), fields(Encoder)))
 
 
-def _read_settings(settings: Sequence[str]) -> dict[str, Any]:
+def _read_settings(option: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Read settings KEY=VALUE, whose values are YAML."""
     import yaml
 
-    return {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
+    from pate_torch.core import checks
+
+    values = {}
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise checks.error(option, setting, "must be KEY=VALUE with a value in YAML") from None
+    return values
 
 
-def _write(path: Path, content: bytes) -> None:
-    from pate_torch.core.files import write_atomically
-
-    write_atomically(path, content)
-    print(f"Written to {path}. Send it to all sites.")
-
-
-_HELP = {
-    "charter": "write who takes part, and on what terms",
-    "keys": "bundle the confirmations of all sites",
-    "ask": "write the file of a round",
-    "sum": "add up the answers of all sites",
-    "train": "train a student or a synthetic table from the newest sum",
+_COMMANDS: Commands = {
+    "charter": ("write who takes part, and on what terms", _charter),
+    "keys": ("bundle the confirmations of all sites", _keys),
+    "ask": ("write the file of a round", _ask),
+    "sum": ("add up the answers of all sites", _sum),
+    "train": ("train a student or a synthetic table from the newest sum", _train),
 }
-_COMMANDS = {"charter": _charter, "keys": _keys, "ask": _ask, "sum": _sum, "train": _train}
