@@ -156,9 +156,11 @@ def _make_kind(parsed: argparse.Namespace, charter: Charter) -> TableKind:
         return training.make_vote_counts(*facts, parsed.questions, teacher=teacher, **options)
     steps = parsed.steps if parsed.kind == "gradients" else 1
     num_public = len(next(iter(public.values())))
-    options["effective_dim"] = training.plan_directions(
-        charter, parsed.epsilon, num_public, parsed.num_records_about, steps
-    )
+    about = parsed.num_records_about or charter.terms.max_records
+    if parsed.num_records_about is None:
+        print(f"Planned for {about:,} records, the bound of the charter. Plan better with a rough public number of all")
+        print("records at all sites: --num-records-about.")
+    options["effective_dim"] = training.plan_directions(charter, parsed.epsilon, num_public, about, steps)
     if parsed.kind == "class_sums":
         return training.make_class_sums(*facts, **options)
     return training.make_descent(*facts, parsed.steps, parsed.clip, **options)
