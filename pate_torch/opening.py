@@ -371,7 +371,7 @@ def _run_folder_lock(config: RunConfig) -> Iterator[None]:
     with contextlib.ExitStack() as exit_stack:
         with store.lock():  # without this lock, another process could take a run that begins for a killed one
             run_folders.remove_killed_run_files(config.root)  # first: it would wait for the lock of this run
-            exit_stack.enter_context(run_folders.hold(config.folder))
+            exit_stack.enter_context(run_folders.hold_run_folder(config.folder))
         if (config.folder / "release" / "summary.json").exists():
             release_store.check_unused_folder(config.folder)
         store.sweep()

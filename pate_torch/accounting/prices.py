@@ -169,7 +169,7 @@ class SparseVectorPrice(Price):
     @property
     def min_teachers(self) -> int:
         """Smallest number of teachers whose unanimous vote passes with probability at least 1/2."""
-        return 2 * math.floor(self.threshold) + 3
+        return compute_min_teachers(self.threshold)
 
     def privacy_events(self, num_queries: int) -> tuple[PrivacyEvent, ...]:
         checks.integer("num_queries", num_queries, low=0, high=self.num_tests, fix="Increase num_tests.")
@@ -179,6 +179,11 @@ class SparseVectorPrice(Price):
         """Make the events of ``num_thresholds`` noisy thresholds, and of ``failure_delta`` if ``with_delta``."""
         threshold_event = events.PureDPEvent(epsilon=2 / self.noise_scale, count=num_thresholds)
         return threshold_event, events.DeltaEvent(delta=self.failure_delta, count=int(with_delta))
+
+
+def compute_min_teachers(threshold: float) -> int:
+    """Compute the smallest number of teachers whose unanimous vote has a distance above ``threshold``."""
+    return 2 * math.floor(threshold) + 3
 
 
 def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:

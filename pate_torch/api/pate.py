@@ -407,7 +407,7 @@ class PATE:
         if self._student is None or session.config.test_mechanism is None or session.budget is None:
             raise ValueError("private_test: needs PATE(private_test=0.1), and a student. Call fit_student() first.")
         with (
-            run_folders.hold(session.config.folder),
+            run_folders.hold_run_folder(session.config.folder),
             ReleaseSession.open_uncharged(session.config, session.splits.data, self._clock) as test_session,
         ):
             test_session.budget = replace(session.budget, ledger=test_session.ledger)

@@ -92,7 +92,7 @@ def check_root(root: object) -> Path:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def hold_run_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder for this process, and remove the files in it that a killed run left unfinished.
 
     Raises:

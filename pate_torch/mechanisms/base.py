@@ -224,6 +224,10 @@ class RecordMechanism(Mechanism):
         mu = math.sqrt(sum(event.count * event.mu**2 for event in gaussian_events) * share / (1 - share))
         return cls(sigma=cls(sigma=1.0, adjacency=adjacency).max_sensitivity.l2 / mu, adjacency=adjacency)
 
+    def privacy_events(self, num_queries: int = 1, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        # A round costs one table of sums, for any number of queries.
+        return (self._make_event(rounds if num_queries else 0),)
+
     def _make_event(self, count: int, noise_factor: float = 1.0) -> PrivacyEvent:
         """Make the event of ``count`` sums with noise of standard deviation ``noise_factor`` times sigma."""
         mu = self.max_sensitivity.l2 / (noise_factor * self.sigma)

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
@@ -26,7 +25,6 @@ class ClassCounts(RecordMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise of each count, in units. The sum has twice this noise.
-        adjacency: Adjacency of the partition.
 
     Guarantee: D/sigma-GDP, where D is the L2 sensitivity of the vector: sqrt(1 + 1/4) under adjacency add_remove (a
     unit adds 1 to one count and at most 1/2 to half of the sum), sqrt(2 + 1/4) under replace_one.
@@ -41,9 +39,6 @@ class ClassCounts(RecordMechanism):
     @property
     def max_sensitivity(self) -> Sensitivity:
         return UNIT_COUNT_SENSITIVITY[self.adjacency]
-
-    def privacy_events(self, num_queries: int = 1, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: UnitCounts, noise: NoiseSource, context: MechanismContext) -> Answers:
         exact_F = torch.cat([votes.counts_C * UNIT_COUNT_GRID, votes.outside_sum[None]]).double()

@@ -40,7 +40,6 @@ class GradientDescent(RecordMechanism):
             of size R is then a Newton step for a loss of curvature ``clip_norm``. (The curvature of a logistic loss is
             at most 1/2, and mostly far smaller.)
         step_size: Size of the later steps, in the same unit.
-        adjacency: Adjacency of the partition.
 
     Guarantee: each round composes ``steps`` adaptive D/s-GDP mechanisms, hence rho = steps D^2/(2 s^2) (zCDP). Here s
     is sigma in the last round and early_noise_multiplier x sigma before, and D is the L2 sensitivity of the sum divided
@@ -81,7 +80,7 @@ class GradientDescent(RecordMechanism):
         # With this scale the noise of a logit after the first step has standard deviation 1.
         return [make_gradient_pair(1 / (self.first_step_size * self.sigma), self.adjacency)]
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+    def privacy_events(self, num_queries: int = 1, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         if num_queries == 0:
             return self._make_events(0)
         early_events = self._make_events(self.steps * (rounds - 1), self.early_noise_multiplier) if rounds > 1 else ()

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_histogram_pairs
 from pate_torch.privacy.noise import NoiseSource
@@ -25,7 +24,6 @@ class Histogram(RecordMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise, in records.
-        adjacency: Adjacency of the partition.
 
     Guarantee: D/sigma-GDP for each round, hence rho = D^2/(2 sigma^2) (zCDP). D is the L2 sensitivity of the table: 1
     under adjacency add_remove (one count changes by one), sqrt(2) under replace_one (one record moves to another
@@ -44,10 +42,6 @@ class Histogram(RecordMechanism):
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         return make_histogram_pairs(self.sigma, self.adjacency, num_queries)
-
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        # A round costs one table, for any number of queries.
-        return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: CellHistogram, noise: NoiseSource, context: MechanismContext) -> Answers:
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)

@@ -28,6 +28,7 @@ from torch import Tensor
 from pate_torch.accounting import SparseVectorPrice, calibrate_noise
 from pate_torch.accounting.events import DeltaEvent, LaplaceEvent, PrivacyEvent, PureDPEvent
 from pate_torch.accounting.filters import DELTA_OVER_FAILURE
+from pate_torch.accounting.prices import compute_min_teachers
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
@@ -44,11 +45,6 @@ def compute_instability_distance(counts_QC: Tensor) -> Tensor:
     best_Q2 = counts_QC.to(torch.int64).topk(2, dim=1).values
     gap_Q = best_Q2[:, 0] - best_Q2[:, 1]
     return ((gap_Q + 1) // 2 - 1).clamp(min=0)
-
-
-def compute_min_teachers(threshold: float) -> int:
-    """Return the smallest number of teachers whose unanimous vote has a distance above ``threshold``."""
-    return 2 * math.floor(threshold) + 3
 
 
 @functools.lru_cache(maxsize=1024)
@@ -344,13 +340,17 @@ class DistanceToInstability(VoteMechanism):
         """Threshold ln(1/delta)/epsilon, in moved votes."""
         return math.log(1 / self.delta) / self.epsilon
 
+    @property
+    def min_teachers(self) -> int:
+        """Smallest number of teachers whose unanimous vote passes with probability at least 1/2."""
+        return compute_min_teachers(self.threshold)
+
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
         """Raise ValueError if there are so few teachers that even unanimous votes fail the test."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        min_teachers = compute_min_teachers(self.threshold)
-        if num_teachers < min_teachers:
+        if num_teachers < self.min_teachers:
             rule = (
-                f"must be at least {min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
+                f"must be at least {self.min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
                 f"delta={self.delta:g} per query: only a gap above {2 * self.threshold:.1f} votes passes"
             )
             fix = "Use more teachers, a larger epsilon or delta, or mechanism=gaussian."

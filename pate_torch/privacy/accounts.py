@@ -39,18 +39,12 @@ class BudgetExceeded(ValueError):
     """The release would exceed the cap of the account. Nothing was drawn or charged.
 
     Attributes:
-        spent_epsilon: Epsilon spent, at the account's delta.
-        requested_epsilon: Epsilon of the release.
-        cap_epsilon: Epsilon of the cap.
         fitting_share: Share of the release that would fit under the cap.
     """
 
-    def __init__(
-        self, message: str, *, spent_epsilon: float, requested_epsilon: float, cap_epsilon: float, fitting_share: float
-    ) -> None:
+    def __init__(self, message: str, fitting_share: float) -> None:
         super().__init__(message)
-        self.spent_epsilon, self.requested_epsilon = spent_epsilon, requested_epsilon
-        self.cap_epsilon, self.fitting_share = cap_epsilon, fitting_share
+        self.fitting_share = fitting_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,10 +398,4 @@ def budget_exceeded_error(
     elif not is_gaussian and account_filter.kind == "gdp":
         remedy += ", or charge another account, opened with privacy.filter=rdp, which suits mixtures of mechanisms"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}. You can also {remedy}."
-    return BudgetExceeded(
-        message,
-        spent_epsilon=spent_epsilon,
-        requested_epsilon=requested_epsilon,
-        cap_epsilon=account_filter.epsilon,
-        fitting_share=fitting_share,
-    )
+    return BudgetExceeded(message, fitting_share)

@@ -32,7 +32,7 @@ def test_the_store_of_a_user_holds_no_runs(monkeypatch, tmp_path):
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path):
-    with pytest.raises(KeyError), run_folders.hold(tmp_path / "run"):
+    with pytest.raises(KeyError), run_folders.hold_run_folder(tmp_path / "run"):
         raise KeyError
     assert not (tmp_path / "run").exists()
 
@@ -138,7 +138,7 @@ def test_unfinished_files_of_a_killed_run_are_removed_and_nothing_else(tmp_path)
         for name in (*half, *whole):
             (run / "release" / name).write_text("")
     (dead / ".lock").write_text('[1, "there", "then"]')
-    with run_folders.hold(living):
+    with run_folders.hold_run_folder(living):
         assert sorted(path.name for path in (living / "release").iterdir()) == sorted(whole)
         (living / "release" / ".labels.csv.partial").write_text("")
         run_folders.remove_killed_run_files(tmp_path)

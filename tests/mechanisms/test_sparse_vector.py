@@ -10,11 +10,11 @@ from scipy import integrate, stats
 
 from pate_torch.accounting.accountant import compute_guarantee as accounted
 from pate_torch.accounting.events import DeltaEvent, PureDPEvent
+from pate_torch.accounting.prices import compute_min_teachers
 from pate_torch.mechanisms.sparse_vector import (
     DistanceToInstability,
     SparseVector,
     compute_instability_distance,
-    compute_min_teachers,
 )
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext

@@ -406,7 +406,9 @@ def test_no_route_charges_without_a_lock_of_its_folder(tmp_path, monkeypatch, no
         pytest.skip("writes a journal, and into no folder of a run")
     else:
         words = r"paths\.run=.*is being written by process"
-        place = run_folders.hold(tmp_path / "runs" / "blobs" / ("histogram" if route == "api" else "gaussian") / "one")
+        place = run_folders.hold_run_folder(
+            tmp_path / "runs" / "blobs" / ("histogram" if route == "api" else "gaussian") / "one"
+        )
     with place, pytest.raises(ValueError, match=words):
         COMMANDS[route](tmp_path, monkeypatch)
     assert reserved(tmp_path) == charged
