@@ -19,7 +19,7 @@ from pate_torch.core import checks
 
 @dataclass(frozen=True)
 class Price(ABC):
-    """What a mechanism costs for any votes.
+    """The cost of a mechanism for any votes.
 
     Attributes:
         discrete: Whether the noise consists of integers. Discrete Gaussian noise is priced by zCDP, with the same rho,
@@ -89,6 +89,8 @@ class ConfidentPrice(Price):
     Confident GNMax answers if max(n) + N(0, screen_sigma^2) >= threshold. In the worst case all queries are answered.
 
     Attributes:
+        sigma: Standard deviation of the noise of an answer, in votes.
+        screen_sigma: Standard deviation of the noise of the check, in votes.
         threshold: Threshold of the check, in votes, which only the data-dependent cost of Confident GNMax needs.
         max_answers: Number of answers after which the mechanism stops. None if the mechanism never stops.
     """
@@ -120,6 +122,7 @@ class ConfidentPrice(Price):
 
 
 OutcomeModel = GaussianNoisyMaxPrice | LaplaceNoisyMaxPrice | ExponentialPrice | ConfidentPrice
+"""Price whose parameters fix the distribution of each answer given the votes, as a data-dependent cost requires."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
@@ -39,6 +40,9 @@ class ClassCounts(RecordMechanism):
     @property
     def max_sensitivity(self) -> Sensitivity:
         return UNIT_COUNT_SENSITIVITY[self.adjacency]
+
+    def privacy_events(self, num_queries: int = 1, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: UnitCounts, noise: NoiseSource, context: MechanismContext) -> Answers:
         exact_F = torch.cat([votes.counts_C * UNIT_COUNT_GRID, votes.outside_sum[None]]).double()

@@ -36,9 +36,9 @@ class GradientDescent(RecordMechanism):
             are short, because the model predicts most records well. A smaller clipping norm gives well-predicted
             records more weight relative to the noise and to the other records.
         steps: Number of steps in each round.
-        first_step_size: Size of the first step. Whitened features are divided by their length R before the fit. A step
-            of size R is then a Newton step for a loss of curvature ``clip_norm``. (The curvature of a logistic loss is
-            at most 1/2, and mostly far smaller.)
+        first_step_size: Size of the first step. Whitened features are divided by their clipping norm R before the fit
+            (``Whitening.radius``). A step of size R is then a Newton step for a loss of curvature ``clip_norm``. (The
+            curvature of a logistic loss is at most 1/2, and mostly far smaller.)
         step_size: Size of the later steps, in the same unit.
 
     Guarantee: each round composes ``steps`` adaptive D/s-GDP mechanisms, hence rho = steps D^2/(2 s^2) (zCDP). Here s
@@ -80,7 +80,7 @@ class GradientDescent(RecordMechanism):
         # With this scale the noise of a logit after the first step has standard deviation 1.
         return [make_gradient_pair(1 / (self.first_step_size * self.sigma), self.adjacency)]
 
-    def privacy_events(self, num_queries: int = 1, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         if num_queries == 0:
             return self._make_events(0)
         early_events = self._make_events(self.steps * (rounds - 1), self.early_noise_multiplier) if rounds > 1 else ()

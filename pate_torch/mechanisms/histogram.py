@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_histogram_pairs
 from pate_torch.privacy.noise import NoiseSource
@@ -42,6 +43,10 @@ class Histogram(RecordMechanism):
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         return make_histogram_pairs(self.sigma, self.adjacency, num_queries)
+
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        # A round costs one table, for any number of queries.
+        return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: CellHistogram, noise: NoiseSource, context: MechanismContext) -> Answers:
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)

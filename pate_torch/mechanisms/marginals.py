@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_marginal_pair
@@ -65,6 +66,9 @@ class Marginals(RecordMechanism):
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         return [make_marginal_pair(2 * math.ceil(4 * self.sigma), self.num_tables, self.adjacency)]
+
+    def privacy_events(self, num_queries: int = 1, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: MarginalTables, noise: NoiseSource, context: MechanismContext) -> Answers:
         counts_M = votes.counts_M if self.discrete else votes.counts_M.double()

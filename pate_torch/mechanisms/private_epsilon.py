@@ -96,7 +96,7 @@ class PrivateEpsilon:
 
     @staticmethod
     def privacy_events(plan: PublicationPlan) -> tuple[PrivacyEvent, ...]:
-        """Return the events of the publication."""
+        """Return the events that the publication costs, beside those of the labels."""
         return (plan.publication_event,)
 
     def publish(

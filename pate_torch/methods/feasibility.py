@@ -123,7 +123,7 @@ def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: 
     """Compute the lead in votes at which half of the queries are answered, or None if all queries are answered."""
     match mechanism:
         case SparseVectorMechanism():
-            return mechanism.compute_scales(num_queries, num_classes).min_teachers
+            return mechanism.make_price(num_queries, num_classes).min_teachers
         case DistanceToInstability():
             return mechanism.min_teachers
     return None

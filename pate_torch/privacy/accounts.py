@@ -105,7 +105,7 @@ class Account:
 
     Attributes:
         name: Declared name of the private data.
-        filter: Privacy filter that enforces the cap.
+        filter: Privacy filter, which holds the cap and enforces it.
         adjacency: Neighboring relation.
         unit: Kind of the privacy unit.
         noise: Kind of noise of every release.
@@ -187,11 +187,11 @@ class Account:
         """Compose events of the account by the accountant with the smallest epsilon, or return the cap if smaller.
 
         The conversion of the filter (``PrivacyFilter.to_epsilon``) is looser. An RDP filter has one order, which suits
-        the cap: for a release that costs 0.5, its epsilon can be 5.
+        the cap: for a release whose smallest epsilon is 0.5, the conversion can give 5.
 
         Args:
             events: Events of releases from the account, whose noise was secret.
-            cap_holds: Whether the cap is a guarantee. The cap is none if releases with seeded noise may have influenced
+            cap_holds: Whether the cap is a guarantee. It is no guarantee if releases with seeded noise may have influenced
                 later releases. The result is then None if the events alone give no finite epsilon.
         """
         terms = {"adjacency": self.adjacency, "unit": self.unit}
@@ -341,7 +341,7 @@ def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
     return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
 
-def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
+def make_account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
     """Make the error for a release that must be the first of its account, if the account is already charged."""
     guarantee, spent_text = account.guarantee, "nothing can be claimed for it"
     if guarantee is not None:
@@ -352,7 +352,7 @@ def account_charged_error(account: Account, requested_epsilon: float) -> ValueEr
     return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
 
 
-def held_out_error(account: Account) -> ValueError:
+def make_held_out_error(account: Account) -> ValueError:
     """Make the error for a release that holds out other units than the account, whose first charge fixed them."""
     if account.held_out:
         problem = f"holds out the units of teachers/held_out/{account.name}.json, which is missing or has changed"
@@ -361,7 +361,7 @@ def held_out_error(account: Account) -> ValueError:
     return ValueError(f"private_test.share: {problem}. Use another data set with its own account, or no test.")
 
 
-def budget_exceeded_error(
+def make_budget_exceeded_error(
     account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
 ) -> BudgetExceeded:
     """Make the error for a release over the cap, with the remaining budget and the share of the release that fits."""
