@@ -46,7 +46,7 @@ from pate_torch.students.store import save as save_student
 
 NamedStudent = tuple[str, Student]
 MAX_OUTSIDE_SHARE = 0.05
-"""Share of private values outside the public range, beyond the share that chance gives, above which a warning is shown."""
+"""Share of private values outside the public range, beyond the share due to chance, above which a warning is shown."""
 
 
 class ReleaseStopped(ValueError):

@@ -191,7 +191,7 @@ class Account:
 
         Args:
             events: Events of releases from the account, whose noise was secret.
-            cap_holds: Whether the cap is a guarantee. It is no guarantee if releases with seeded noise may have influenced
+            cap_holds: Whether the cap is a guarantee, which it is not if releases with seeded noise may have influenced
                 later releases. The result is then None if the events alone give no finite epsilon.
         """
         terms = {"adjacency": self.adjacency, "unit": self.unit}

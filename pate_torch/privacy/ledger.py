@@ -38,11 +38,11 @@ from pate_torch.privacy.accounts import (
     Account,
     Charge,
     Claim,
-    make_account_charged_error,
     apply_entry,
+    is_within,
+    make_account_charged_error,
     make_budget_exceeded_error,
     make_held_out_error,
-    is_within,
     make_price_facts,
 )
 from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError, MissingLedgerError
