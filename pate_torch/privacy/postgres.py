@@ -1,8 +1,8 @@
 """A hash chain in a PostgreSQL database, which several machines use: PATE_LEDGER=postgresql+psycopg://user@host/database.
 
 A transaction locks the one row of the table ``head``, and its COMMIT is on the server's disk before it returns. If the
-connection is lost during COMMIT, a new connection waits for the lock and looks for the entry. If it finds none, or if no
-connection can be made, an error is raised, so that no noise is drawn. No message shows the user or the password.
+connection is lost during COMMIT, a new connection waits for the lock and looks for the entry. If it finds none, or if
+no connection can be made, an error is raised, so that no noise is drawn. No message shows the user or the password.
 """
 
 from __future__ import annotations

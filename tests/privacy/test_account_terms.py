@@ -429,7 +429,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
     """Killed before its release.json, reverse k-NN left the cells of its answers where teachers answer next."""
     one = plan(tmp_path, "one")
     (one.folder / "release").mkdir(parents=True)
-    left = ("cells.csv", "first_answers.json", ".release.json.partial")
+    left = ("cells.csv", "first_answers.json", ".release.json.0123456789ab")
     for name in ("labels.csv", *left):
         (one.folder / "release" / name).write_text("charged, and in no claim")
     pipeline.run(one)
