@@ -163,15 +163,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pate_torch.sites.points import read_columns
     from pate_torch.sites.site import Site
 
-    parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=__doc__.partition("\n")[0])
+    description = "Answer the rounds that arrive in a mailbox, under a charter that people have confirmed by pate site."
+    parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=description)
     parser.add_argument("mailbox", type=Path, help="folder that the transport reaches")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the private keys")
     parser.add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
     parser.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
-    parser.add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
+    parser.add_argument("--group", metavar="REGEX", help="regular expression that finds the unit in a file name")
     for name in ("weights", "tokenizer"):
         parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="time to run (default: without end)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="seconds to run (default: without end)")
     parsed = parser.parse_args(arguments)
     site = Site(SiteState(parsed.folder), run_folders.check_root(run_folders.get_home_folder()))
     files = {"weights": parsed.weights, "tokenizer": parsed.tokenizer}
