@@ -14,8 +14,9 @@
 # # One ensemble, three students
 #
 # Training teachers takes time, and their votes cost privacy. Students cost little time and no privacy: any number of
-# them may learn from the same released labels. Here 1,100 handwritten digits are private. Seventy-five small teachers are trained once, on
-# about 15 records each, vote on twenty public queries, and three students learn from the noisy answers.
+# them may learn from the same released labels. Here 1,100 handwritten digits are private. Seventy-five small teachers
+# are trained once, on about 15 records each, vote on twenty public queries, and three students learn from the noisy
+# answers.
 
 # %%
 import tempfile

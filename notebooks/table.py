@@ -62,7 +62,7 @@ clf.fit(X, y, public=P)
 #
 # - **`PATEClassifier, epsilon 1 ...`**: the privacy cost with its terms, and the method. The terms are delta, the
 #   neighbors (`add_remove`: a patient more or less) and the privacy unit (a record, here one patient).
-# - **`Standard deviation of the noise ...`**: training adds up one gradient per patient, clipped to length 1, and noise of
+# - **`Standard deviation of the noise ...`**: training adds up one gradient per patient, clipped to length 1. Noise of
 #   standard deviation 10.8 hides each gradient in the sum. The patients of each class are counted with noise, too.
 # - **`Forecast ...`**, from these noisy counts alone: 0 % is a model that only knows how frequent each class is, and
 #   100 % a perfect model. If no skill is expected, the fit stops, and only the counts are charged.
