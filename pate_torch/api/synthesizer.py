@@ -53,8 +53,15 @@ class TabularSynthesizer(BaseEstimator):
         rounds: Number of rounds of votes for candidate rows, which find relations among many columns at once.
         noise: Kind of noise, "torch" or "discrete".
         random_state: Seed of the model and of the rows, never of the noise. None draws a new seed for each fit.
-        cap, adjacency, allow_refit, allow_duplicate_account, spend_anyway, chosen_by, home, verbose, callback: As for
-            ``PATEClassifier``.
+        cap: Largest total epsilon of the account, as for ``PATEClassifier``.
+        adjacency: Neighboring relation, "add_remove" or "replace_one".
+        allow_refit: Whether to charge an account that has already been charged.
+        allow_duplicate_account: Whether these rows may also be charged to an account of another name.
+        spend_anyway: Whether to spend the whole epsilon even if no table has more signal than noise.
+        chosen_by: How this release was chosen among several, as for ``PATEClassifier``. None if not stated.
+        home: Folder of ledger and runs, as for ``PATEClassifier``.
+        verbose: Whether to print the plan, the charge and the progress.
+        callback: Function callback(stage, done, total) that is told the progress. None to tell nothing.
 
     Attributes:
         domain_: Columns of the table, which are published.

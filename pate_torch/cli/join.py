@@ -1,4 +1,4 @@
-r"""``pate join``: collect and add up the answers of sites that do not trust each other, and train from the noisy sum.
+r"""Collect and add up the answers of sites that do not trust each other, and train on the noisy sum.
 
     pate join charter *.key --colluding 3 --classes 2 --max-records 100000 --out charter.json
     pate join keys    *.confirmed --out keys.json
@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pate_torch.cli.site import Commands, run_subcommand, write_file
+from pate_torch.cli.site import Commands, add_command, run_subcommand, write_file
 from pate_torch.sites.options import add_encoder_options, get_encoder_files
 
 if TYPE_CHECKING:
@@ -37,31 +37,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pate join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    charter, keys, ask, total, train = (commands.add_parser(name, help=text) for name, (text, _) in _COMMANDS.items())
+    charter, keys, ask, total, train = (add_command(commands, name, text) for name, (text, _) in _COMMANDS.items())
     for each in (charter, keys, ask, total, train):
         each.add_argument("--folder", type=Path, default=Path("join"), help="folder of the joiner (default: join)")
     charter.add_argument("files", type=Path, nargs="+", help="key file of each site")
-    charter.add_argument("--colluding", type=int, required=True, help="sites that may collude with the joiner, t")
+    charter.add_argument(
+        "--colluding", type=int, required=True, help="number t of sites that may collude with the joiner"
+    )
     charter.add_argument("--classes", type=int, default=2, help="number of classes (default: 2)")
-    charter.add_argument("--max-records", type=int, required=True, help="upper bound on all records together")
-    charter.add_argument("--adjacency", default="add_remove", choices=("add_remove", "replace_one"))
-    charter.add_argument("--records", type=int, nargs="+", help="records of each site, under replace_one")
-    charter.add_argument("--teachers", type=int, nargs="+", default=[0], help="teachers of each site, or of all alike")
-    charter.add_argument("--unit", default="record", help="record, or group:COLUMN (default: record)")
-    charter.add_argument("--max-sites-per-unit", type=int, default=1, help="sites at which a unit may be (default: 1)")
+    charter.add_argument("--max-records", type=int, required=True, help="upper bound on the number of all records")
+    neighbors = "difference between neighbors: a unit more or less, or another record (default: add_remove)"
+    charter.add_argument("--adjacency", default="add_remove", choices=("add_remove", "replace_one"), help=neighbors)
+    charter.add_argument("--records", type=int, nargs="+", help="number of records of each site, under replace_one")
+    charter.add_argument(
+        "--teachers",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="number of teachers of each site, or one number for all sites",
+    )
+    charter.add_argument("--unit", default="record", help="privacy unit: record, or group:COLUMN (default: record)")
+    charter.add_argument(
+        "--max-sites-per-unit",
+        type=int,
+        default=1,
+        help="number of sites at which a unit may have records (default: 1)",
+    )
     charter.add_argument("--delta", default="1/100000", help="delta, as a fraction (default: 1/100000)")
     keys.add_argument("files", type=Path, nargs="+", help="confirmation file of each site")
     for each, name in ((charter, "charter.json"), (keys, "keys.json")):
         each.add_argument("--out", type=Path, default=Path(name), help=f"file for the sites (default: {name})")
-    ask.add_argument("kind", metavar="KIND", help="class_sums, gradients, histogram, marginals or votes")
-    ask.add_argument("--epsilon", type=float, required=True, help="largest price of the round, or of all steps")
+    ask.add_argument("kind", metavar="KIND", help="kind of table: class_sums, gradients, histogram, marginals or votes")
+    ask.add_argument(
+        "--epsilon", type=float, required=True, help="largest epsilon of the round, or of all steps of gradients"
+    )
     ask.add_argument("--label", help="column of the class")
     ask.add_argument("--classes", nargs="+", default=[], help="name of each class")
-    ask.add_argument("--questions", type=int, default=100, help="points of histogram or votes (default: 100)")
-    ask.add_argument("--mechanism", default="gaussian", help="mechanism of votes: gaussian, whose counts can be added")
+    ask.add_argument(
+        "--questions", type=int, default=100, help="number of public points that histogram or votes ask (default: 100)"
+    )
+    ask.add_argument(
+        "--mechanism", default="gaussian", help="mechanism of votes; only gaussian, because its counts can be added"
+    )
     ask.add_argument("--teacher", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the teachers of votes")
     ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
-    ask.add_argument("--order", type=int, default=2, help="columns beside the target in a table (default: 2)")
+    ask.add_argument(
+        "--order",
+        type=int,
+        default=2,
+        help="number of columns beside the target in each table of marginals (default: 2)",
+    )
     ask.add_argument(
         "--num-records-about", type=int, help="public estimate of all records (default: the charter's bound)"
     )

@@ -1,4 +1,4 @@
-"""``pate site``: take part in a release of several sites that do not trust each other. The records stay at the site.
+"""Take part, with records that stay here, in a release of several sites that do not trust each other.
 
     pate site init    --account scans --name "Anna Hospital" --folder anna   # writes anna.key, for the joiner
     pate site confirm charter.json --folder anna --cap 1                     # people compare 24 words; anna.confirmed
@@ -29,20 +29,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pate site", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    options = {name: commands.add_parser(name, help=text) for name, (text, _) in _COMMANDS.items()}
+    options = {name: add_command(commands, name, text) for name, (text, _) in _COMMANDS.items()}
     for each in options.values():
-        each.add_argument("--folder", type=Path, default=Path("site"), help="folder of the private keys")
+        each.add_argument(
+            "--folder", type=Path, default=Path("site"), help="folder of the private keys (default: site)"
+        )
     options["init"].add_argument("--account", required=True, help="account of the records in the ledger of this site")
     options["init"].add_argument("--name", help="name of the site, for people (default: name of the folder)")
     options["init"].add_argument("--slots", type=int, default=16, help="rounds that the keys can answer (default: 16)")
-    options["confirm"].add_argument("charter", type=Path)
+    options["confirm"].add_argument("charter", type=Path, help="charter that the joiner wrote")
     options["confirm"].add_argument("--cap", type=float, required=True, help="largest total epsilon of the account")
-    options["confirm"].add_argument("--heard", metavar="WORDS", help="the 24 words that another site read aloud")
+    options["confirm"].add_argument(
+        "--heard", metavar="WORDS", help="24 words that another site read aloud (default: ask for them)"
+    )
     options["answer"].add_argument("round", type=Path, help="round file; its public file lies beside it")
     add_data_options(options["answer"])
     options["answer"].add_argument("--keys", type=Path, help="file that `pate join keys` wrote, for the first round")
     options["answer"].add_argument("--sum", type=Path, help="sum file of the last round, for a later round")
     return run_subcommand(_COMMANDS, parser.parse_args(arguments))
+
+
+def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Add a command to the subparsers ``commands``, with ``text`` as help and as description."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    return parser
 
 
 def run_subcommand(commands: Commands, parsed: argparse.Namespace) -> int:
@@ -128,7 +138,7 @@ def write_file(path: Path, content: bytes, remark: str) -> None:
 
 
 _COMMANDS: Commands = {
-    "init": ("make the keys of a site", _init),
-    "confirm": ("confirm a charter, after people compared its fingerprint", _confirm),
-    "answer": ("charge the account, and answer a round", _answer),
+    "init": ("make the keys of a site, and write the key file for the joiner", _init),
+    "confirm": ("confirm a charter, after people compared its 24 words", _confirm),
+    "answer": ("charge the account, and write the masked answer to a round", _answer),
 }

@@ -170,11 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pate_torch.sites.keys import SiteState
     from pate_torch.sites.site import Site
 
-    parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=__doc__.partition("\n")[0])
+    description = "Answer the rounds that arrive in a mailbox, under a charter that people have confirmed by pate site."
+    parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=description)
     parser.add_argument("mailbox", type=Path, help="folder that the transport reaches")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the private keys")
     add_data_options(parser)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="time to run (default: without end)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="seconds to run (default: without end)")
     parsed = parser.parse_args(arguments)
     site = Site(SiteState(parsed.folder), run_folders.check_root(run_folders.get_home_folder()))
     read_data, encoder = make_data_reader(parsed), get_encoder_files(parsed)
