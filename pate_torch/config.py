@@ -293,7 +293,7 @@ class DataSplits:
         data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
         data = drop_unusable(data, config.partition.adjacency)
         name, all_private, store = data.spec.name, data.private, TeacherStore(config.root)
-        store.fix_private_test(name, config.private_test, find_account(config.root, name))
+        store.set_test_rule(name, config.private_test, find_account(config.root, name))
         training, test, rule_id = store.hold_out_units(name, all_private, config.partition.adjacency)
         data = replace(data, private=training)
         if config.selection is not None:

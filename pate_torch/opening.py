@@ -131,7 +131,7 @@ class OpenRun:
                 with open_existing_ledger(config.root) or contextlib.nullcontext() as existing_ledger:
                     config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
                     _check_new_account_cap(config, facts.spec.name, planned_events, _read_caps(existing_ledger))
-                if (forecast := config.method.forecast_warning(facts)) is not None:
+                if (forecast := config.method.format_noise_warning(facts)) is not None:
                     forecast += f" {NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)}"
                 unfinished_call = _make_unfinished_call(config, facts, splits.all_private)
                 config, reused = _resume_call(config, facts, unfinished_call, stages)

@@ -66,7 +66,7 @@ class PrivateMetrics:
         membership: Result of the membership attack on the student.
         seconds: Duration of each stage, in seconds. It can depend on the number of records.
         not_computed: Reason why a metric is missing, by name of the metric.
-        forecast: Warning, from public values, that labels will be mostly noise (``feasibility.forecast_warning``).
+        forecast: Warning, from public values, that labels are mostly noise (``feasibility.format_low_signal_warning``).
     """
 
     records: Mapping[str, int] = field(default_factory=dict)

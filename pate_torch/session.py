@@ -107,7 +107,7 @@ class ReleaseSession(OpenRun):
             events = method.privacy_events(self.facts)
             with budget.spend(events, mechanism=method.mechanism_name, purpose=method.purpose) as spending:  # step 3
                 if prepared is None:
-                    first_answers = method.first_answers(inputs.records, self.facts, spending)
+                    first_answers = method.draw_first_answers(inputs.records, self.facts, spending)
                     digests = release_store.write_first_answers(self.release_dir, first_answers)
                     spending.record_first_answers(digests)
                     method, stopped_by = self._continue_from(first_answers)

@@ -19,7 +19,7 @@ from pate_torch.core import ranks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.executors import Workers
 from pate_torch.teachers import training
-from pate_torch.teachers.groups import Question
+from pate_torch.teachers.groups import VoteRequest
 from pate_torch.teachers.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def run_rank(kind: str, folder: Path) -> dict[str, Any]:
             device=device,
             executor=Workers(chunk=training.GROUP_TEACHERS),
             folder=folder / "teachers",
-            question=Question(private.x[:200]),
+            request=VoteRequest(private.x[:200]),
             on_votes=votes.append,
             progress=lambda *_: ends.append(time.monotonic()),
         )

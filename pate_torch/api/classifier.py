@@ -45,7 +45,7 @@ from pate_torch.core.formatting import format_delta
 from pate_torch.core.progress import Callback, Stages
 from pate_torch.core.rng import seeded_generators
 from pate_torch.data.base import get_categories_origin
-from pate_torch.data.encoded_dataset import encode_sides
+from pate_torch.data.encoded_dataset import encode_by_role
 from pate_torch.data.streams import PointForm, PointStream, is_streamed
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.mechanisms.base import VoteMechanism
@@ -235,7 +235,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             X = stream.iterate_blocks() if isinstance(self.encoder, Encoder) else stream.load().numpy()
         if isinstance(self.encoder, Encoder):
             features = self.encoder.encode(X, self._encoder_spec, device=self.device)
-            X = features.nan_to_num(0, 0, 0).numpy()  # as ``encode_sides``
+            X = features.nan_to_num(0, 0, 0).numpy()  # as ``encode_by_role``
         schema = self._transform.schema
         x = self._validate_points(to_dense(X), reset=False, with_words=schema is not None)
         x = self._transform(x, warns=True)
@@ -366,7 +366,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _encode_sides(self, private: Any, public: Any, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
         assert isinstance(self.encoder, Encoder)
-        features = encode_sides(
+        features = encode_by_role(
             self.encoder,
             self._encoder_spec,
             {"public": public, "private": private},

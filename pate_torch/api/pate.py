@@ -269,7 +269,7 @@ class PATE:
         )
         self._data = data = drop_unusable(data, self.partition.adjacency)
         store = TeacherStore(self.home)
-        store.fix_private_test(self.name, self.private_test, self.account)
+        store.set_test_rule(self.name, self.private_test, self.account)
         training, _, self._held_out = store.hold_out_units(self.name, data.private, self.partition.adjacency)
         data = replace(data, private=training)
         self._stored_teachers = self._panel = self._written = self._student = None

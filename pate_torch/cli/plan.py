@@ -303,5 +303,5 @@ def _suggest_gradients(plans: Mapping[Choice, RunConfig], facts: SourceFacts) ->
     gradients = gradient_budget.match_label_price(priced_plan, facts.num_private, facts.num_public)
     if gradients is not None and not gradients.is_noise_dominated:
         is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
-        settings = gradient_budget.gradient_overrides(plan, gradients, False if is_encoded else None, is_encoded)
+        settings = gradient_budget.format_gradient_settings(plan, gradients, False if is_encoded else None, is_encoded)
         yield gradient_budget.suggest_gradients(gradients, settings)

@@ -81,8 +81,8 @@ def assemble_dataset(
 ) -> Dataset:
     """Build a Dataset from its parts and the further fields of ``DataSpec`` in ``spec_facts``.
 
-    ``standardize`` selects features as in ``compute_normalization``. Each origin is one of ``records.PROVENANCES``. The
-    origin of a table's categories is None if there are none.
+    ``standardize`` selects features as in ``compute_normalization``. Each origin is one of ``records.PROVENANCES``.
+    ``categories_origin`` is None if the data have no categories.
     """
     mean, std = compute_normalization(pool.x, standardize)
     spec_facts |= {"num_classes": len(class_names), "input_shape": tuple(pool.x.shape[1:])}
@@ -99,7 +99,7 @@ def assemble_dataset(
 
 
 def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] = True) -> Constants:
-    """Compute normalization constants of public points, never of private records.
+    """Compute the constants by which points are normalized, from public points and never from private records.
 
     The published constants of image benchmarks are statistics of the training images, which are private here.
 
@@ -132,7 +132,13 @@ def compute_common_scale(public_x: Tensor) -> Constants:
 
 
 def make_encoded_spec(points: DataSpec, card: records.EncoderCard, x_PD: Tensor) -> DataSpec:
-    """Make the specification of the features of ``points``, given the features of the public points [P, D]."""
+    """Make the specification of an encoder's features.
+
+    Args:
+        points: Specification of the points that are encoded.
+        card: Description of the encoder.
+        x_PD: Features of the public points, float [P, D].
+    """
     mean, std = compute_common_scale(x_PD)
     spec = replace(points, input_shape=(x_PD.shape[1],), mean=mean, std=std, encoder=card)
     return replace(spec, low=None, high=None, schema=None, resize=None, text=None)
@@ -153,7 +159,7 @@ def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -
 
 
 def get_data_root(root: PathLike | None) -> Path:
-    """Return the folder of all data sets: ``root``, the environment variable PATE_DATA, or ``data``."""
+    """Return the folder of all data sets: ``root``, or else the environment variable PATE_DATA, or else ``data``."""
     root = root or os.environ.get(DATA_ROOT_VARIABLE) or "data"
     if not isinstance(root, str | os.PathLike):
         raise checks.error("data_root", root, "must be the path of a folder")

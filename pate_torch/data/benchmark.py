@@ -49,13 +49,13 @@ class Benchmark(DatasetSource):
 
     def __post_init__(self) -> None:
         base.check_name(self.name)
-        for key in ("private", "public", "test"):
-            if getattr(self, key) is not None or key != "private":
-                checks.integer(f"dataset.{key}", getattr(self, key), low=1)
+        checks.optional(checks.integer, "dataset.private", self.private, low=1)
+        for key in ("public", "test"):
+            checks.integer(f"dataset.{key}", getattr(self, key), low=1)
 
     @property
     def num_private(self) -> int | None:
-        """Number of private records, as published."""
+        """Number of private records, which is public. None if it is not known before the files are read."""
         return self.private
 
     def declared_facts(self) -> SourceFacts:

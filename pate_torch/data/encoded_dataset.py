@@ -21,7 +21,8 @@ from pate_torch.data.base import DatasetSource, SourceFacts, make_encoded_spec
 from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import load_or_encode
-from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
+from pate_torch.privacy import records
+from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, PublicPool
 
 ENCODER_FOLDER = "encoder"
 """Name of the folder of encoder files in a release."""
@@ -60,18 +61,18 @@ class EncodedDataset(DatasetSource):
 
     def encode(self, data: Dataset, stages: Stages) -> Dataset:
         """Replace the points of ``data``, the data set of ``source``, by encoded features."""
-        sides = {"public": data.pool.x, "private": data.private.x, "test": data.evaluation.x}
-        feature_by_side = encode_sides(
-            self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
+        x_by_role = {"public": data.pool.x, "private": data.private.x, "test": data.evaluation.x}
+        feature_by_role = encode_by_role(
+            self.encoder, data.spec, x_by_role, name=data.spec.name, root=self.root, device=self.device, stages=stages
         )
-        x_PD, card = feature_by_side["public"], self.encoder.make_card(data.spec)
+        x_PD, card = feature_by_role["public"], self.encoder.make_card(data.spec)
         return replace(
             data,
             spec=make_encoded_spec(data.spec, card, x_PD),
-            private=replace(data.private, x=feature_by_side["private"], origin=data.private.x),
+            private=replace(data.private, x=feature_by_role["private"], origin=data.private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
-            evaluation=replace(data.evaluation, x=feature_by_side["test"]),
-            provenance={**data.provenance, NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS},
+            evaluation=replace(data.evaluation, x=feature_by_role["test"]),
+            provenance={**data.provenance, records.NORMALIZATION_CONSTANTS: records.FROM_PUBLIC_POINTS},
         )
 
     def publish(self, folder: Path) -> None:
@@ -81,10 +82,10 @@ class EncodedDataset(DatasetSource):
             shutil.copyfile(file, folder / (TOKENIZER_FILE if key == "tokenizer" else file.name))
 
 
-def encode_sides(
+def encode_by_role(
     encoder: Encoder,
     points: DataSpec,
-    sides: Mapping[str, Tensor | PointStream],
+    x_by_role: Mapping[str, Tensor | PointStream],
     *,
     name: str,
     root: Path,
@@ -99,55 +100,61 @@ def encode_sides(
     Args:
         encoder: The encoder.
         points: Specification of the points.
-        sides: Points by side, which may be streams: "public", "private" (PRIVATE) and optionally "test".
+        x_by_role: Points, which may be streams, by role: "public", "private" (PRIVATE) and optionally "test".
         name: Name of the data set or account in the cache.
         root: Folder of the cache of encoded points.
         device: Device of an encoder that is a torch module.
-        stages: Receiver of the progress and of the warning about the encoder's training data.
+        stages: Display of progress and of the warning about the encoder's training data.
+
+    Returns:
+        Features by role, float32 [N, D].
 
     Raises:
         ValueError: The encoder cannot encode points of this kind, the features of one point depend on other points, or
             features of public points are not finite.
     """
     card = encoder.make_card(points)
-    if not card.disjoint:
-        training_data = f"are {card.trained_on}"
-        if card.trained_on is None:
-            training_data = "are not declared (features.trained_on)"
-        stages.print_message(
-            f"Encoder {card.name}: its training data {training_data}. No epsilon covers private records in these "
-            "data. If there are none, set features.disjoint=true (in Python, Encoder(disjoint=True))."
-        )
-    side_names = {"public": "the public points", "private": "the private records", "test": "the test records"}
+    _warn_about_training_data(card, stages)
+    subjects = {"public": "the public points", "private": "the private records", "test": "the test records"}
 
     @functools.cache
     def check_independence() -> None:
-        public = sides["public"]
+        public = x_by_role["public"]
         x_P = next(public.iterate_blocks()) if isinstance(public, PointStream) else public
         encoder.check_batch_independence(x_P, points, device)
 
-    def encode(side: str) -> Tensor:
+    def encode(role: str) -> Tensor:
         check_independence()
-        subject = f"{side_names[side]} of {name}"
+        x, subject = x_by_role[role], f"{subjects[role]} of {name}"
         progress, start = stages(f"Encoding {subject}"), time.monotonic()
-        x = sides[side]
         blocks = x.iterate_blocks(progress) if isinstance(x, PointStream) else x
-        is_private = side != "public"
-        feature_ND = encoder.encode(blocks, points, device=device, progress=progress, is_private=is_private)
-        ms_per_point = 1000 * (time.monotonic() - start) / max(1, len(sides[side]))
+        feature_ND = encoder.encode(blocks, points, device=device, progress=progress, is_private=role != "public")
+        ms_per_point = 1000 * (time.monotonic() - start) / max(1, len(x))
         stages.print_message(f"Encoded {subject} by {encoder.name}: {ms_per_point:.2g} ms per point.")
         return feature_ND
 
     code = f"torch {torch.__version__}" + ("" if encoder.module is None else f" {encoder.module!r}")
     facts = {"encoder": card.identity, "points": points.to_dict(), "code": code, "device": device.type}
     limits: Mapping[str, Any] = {"max_bytes": int(encoder.cache_gb * 1e9), "notify": stages.print_message}
-    feature_by_side = {}
-    for side, x in sides.items():
-        functions = functools.partial(_compute_digest, x), functools.partial(encode, side)
-        feature_by_side[side] = load_or_encode(root, f"{name}-{side}", facts, *functions, **limits)
-    if not bool(feature_by_side["public"].isfinite().all()):
+    feature_by_role = {}
+    for role, x in x_by_role.items():
+        functions = functools.partial(_compute_digest, x), functools.partial(encode, role)
+        feature_by_role[role] = load_or_encode(root, f"{name}-{role}", facts, *functions, **limits)
+    if not bool(feature_by_role["public"].isfinite().all()):
         raise checks.error("features.name", card.name, "returns features of public points that are not finite")
-    return {side: x_ND.nan_to_num(0, 0, 0) for side, x_ND in feature_by_side.items()}
+    return {role: x_ND.nan_to_num(0, 0, 0) for role, x_ND in feature_by_role.items()}
+
+
+def _warn_about_training_data(card: EncoderCard, stages: Stages) -> None:
+    """Warn the owner unless the training data of the encoder are declared to hold no private record."""
+    if card.disjoint:
+        return
+    is_declared = card.trained_on is not None
+    training_data = f"are {card.trained_on}" if is_declared else "are not declared (features.trained_on)"
+    stages.print_message(
+        f"Encoder {card.name}: its training data {training_data}. No epsilon covers private records in these "
+        "data. If there are none, set features.disjoint=true (in Python, Encoder(disjoint=True))."
+    )
 
 
 def _compute_digest(x: Tensor | PointStream) -> str:

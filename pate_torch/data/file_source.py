@@ -27,6 +27,7 @@ from pate_torch.privacy.schema import is_number, normalize_class_name
 from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, TEST, UnitIds
 
 PATH_FIELDS = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
+"""Field of ``FileSource`` with the path of each role's file."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -53,11 +54,11 @@ class Points:
 
     Attributes:
         gather: Function from indices [M] to points: images, uint8 [M, Ch, H, W]; texts, uint8 [M, L], with zeros for a
-            missing text; or rows, float32 [M, D], with NaN for missing numbers. It is called once for each role, so
-            that no tensor holds the points of several roles, and no point is in memory twice.
+            missing text; or rows, float32 [M, D], with NaN for missing numbers. The function may read the points of
+            these indices from a file, so that a large file need not be in memory as a whole.
         is_readable_N: Whether each point could be read, bool [N]. None if all points could be read.
-        make_content_ids: Function from the indices of public points, and the points, to the content hashes by which
-            readers identify points that have no ids. None if the points cannot be identified by their content.
+        make_content_ids: Function from indices of public points [M] and these points to their content hashes [M], by
+            which readers of a release identify points without ids. None if the content does not identify points.
         options: Further arguments of ``assemble_dataset``.
     """
 
@@ -137,7 +138,7 @@ class FileSource(DatasetSource):
         raise NotImplementedError
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
-        """Build the points of all records. Other records may depend on records of ``_public_roles`` only."""
+        """Build the points of all records. A point depends on its record and on records of ``_public_roles`` alone."""
         raise NotImplementedError
 
     @property

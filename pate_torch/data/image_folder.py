@@ -147,7 +147,10 @@ class ImageFolderDataset(Dataset):
 
 
 def find_common_shape(key: str, path: Path | str, size: int | None) -> tuple[int, int, int]:
-    """Find the shape [Ch, H, W] of all public images of a folder: ``size`` if set, and 1 channel if all are gray."""
+    """Find the common shape [Ch, H, W] of the public images of a folder, with 1 channel if all images are gray.
+
+    Height and width are ``size`` if it is not None. Otherwise all images must have one size.
+    """
     files = list_image_files(Path(path).expanduser())
     modes, sizes = set[str](), set() if size is None else {(size, size)}
     for file in files:

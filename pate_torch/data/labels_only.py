@@ -24,7 +24,7 @@ class LabelPrivacyDataset(DatasetSource):
     Attributes:
         source: Source of the records.
 
-    Source: BTT18 section 4.2 (label-private learning). LZCW21 and PATE-FM use this setting.
+    Source: BTT18 section 4.2 (label-private learning). LZCW21 uses this setting, too.
     """
 
     source: DatasetSource

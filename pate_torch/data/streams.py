@@ -49,10 +49,14 @@ class PointForm:
 
     @property
     def is_image(self) -> bool:
+        """Whether a point is an image."""
         return len(self.shape) == 3
 
     def make_encoder_spec(self) -> DataSpec:
-        """Make the specification of the input of an encoder, which normalizes images itself or by 1/2 and 1/4."""
+        """Make the specification of an encoder's input. Images have mean 1/2 and standard deviation 1/4.
+
+        An encoder with normalization constants of its own does not use these two numbers.
+        """
         constants = ((0.5,) * self.shape[0], (0.25,) * self.shape[0]) if self.is_image else ((0.0,), (1.0,))
         facts = {"num_classes": 2, "class_names": ("0", "1")}
         return DataSpec(name="points", input_shape=self.shape, mean=constants[0], std=constants[1], **facts)  # type: ignore[arg-type]
@@ -71,14 +75,14 @@ class PointStream:
         points: Map-style dataset of points or of tuples (point, label); path of a folder of images; or array of images.
             A point is a PIL image, an image [H, W] or [Ch, H, W], or a row [D].
         form: Form of the public points. None to take the form of these points, which are then public.
-        adjacency: Neighboring relation of private points. A private point that cannot be read is zeros and stops
-            nothing. None if the points are public.
-        size: Height and width to which images of a folder are resized. None if all have one size.
+        adjacency: Neighboring relation of private points. A private point that cannot be read becomes zeros and raises
+            no error. None if the points are public.
+        size: Height and width in pixels to which images of a folder are resized. None if all have one size.
 
     Attributes:
         form: Form of the points.
-        is_readable_N: PRIVATE. Which points could be read, bool [N], after ``load`` or ``iterate_blocks``.
-        labels: PRIVATE. Label of each point, or None, [N], likewise.
+        is_readable_N: PRIVATE. Whether each point could be read, bool [N]. All True before the points are read.
+        labels: PRIVATE. Label of each point [N]. None for a point without a label, and before the points are read.
 
     Raises:
         ValueError: The points have another type or form.

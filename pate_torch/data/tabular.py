@@ -281,6 +281,7 @@ def _make_row_ids(table: Table) -> UnitIds:
 
 
 def _spell_numbers(text: pa.Array) -> pa.Array:
+    """Write numbers that a column of floats cannot hold exactly in the digits that such a column gives them."""
     is_long = pc.or_(pc.greater_equal(pc.binary_length(text), 16), pc.match_substring(text, "e+"))
     if not pc.any(is_long).as_py():
         return text

@@ -48,5 +48,5 @@ class FeatureRecipe(ABC):
             spec: Public facts about the data.
             seed: Seed of the training.
             device: Device of the training.
-            progress: Function that is called at each step.
+            progress: Function that is called as progress(done, total) at each step.
         """

@@ -51,11 +51,11 @@ class ContrastiveFeatures(FeatureRecipe):
         learning_rate: Peak learning rate.
         weight_decay: Decoupled weight decay.
         temperature: Temperature of the contrastive loss.
-        projection: Width of the layers between the features and the loss. These layers are dropped after the training.
+        projection: Width of the two layers between the features and the loss, which are dropped after the training.
         augment: Ranges of the affine maps, which ``make_strong_view`` widens. None for cutout and contrast only.
         precision: "float32", "bfloat16" or "auto" (see ``autocast``).
-        encoders: Number of encoders, each learned from a different random stream. Their features are concatenated. A
-            student that starts from the recipe copies the weights of one encoder.
+        encoders: Number of encoders, each learned from a different random stream. The features of all encoders are
+            concatenated. A student that starts from the recipe copies the weights of one encoder.
     """
 
     name: str = "contrastive"

@@ -190,7 +190,7 @@ class Encoder:
         return cls(name=card.name, network=network, **facts, **files, **card.options)  # type: ignore[arg-type]
 
     def check_card(self, card: EncoderCard) -> None:
-        """Raise ValueError if the card, which names the kind of the points, describes another encoder."""
+        """Raise ValueError if ``card``, which must have ``points``, describes another encoder."""
         assert card.points is not None
         identity = self.make_card(card.points).identity
         for key, value in card.identity.items():

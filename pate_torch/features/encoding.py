@@ -144,7 +144,10 @@ def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
 
 
 def describe_network(network: str, digest: str) -> dict[str, Any]:
-    """Return size, mean and std of a network's images, and ``trained_on`` if torchvision published the weights."""
+    """Return the fields of ``Encoder`` that a library declares for a network: size, mean and std of its images.
+
+    If torchvision published the weights with this SHA-256 ``digest``, ``trained_on`` is declared as well.
+    """
     library, name = _find_network(network)
     if library.__name__ == "timm":
         config = library.data.resolve_data_config(pretrained_cfg=library.get_pretrained_cfg(name).to_dict())

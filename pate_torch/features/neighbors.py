@@ -74,7 +74,7 @@ class NeighborSearch:
     """The search for neighbors in a run. The last result is kept, because the stages of a run search the same points.
 
     Args:
-        stages: Display of progress, which no stage reads, because its totals may be private. None to show nothing.
+        stages: Display of progress. None to show nothing.
     """
 
     def __init__(self, stages: Stages | None = None) -> None:
@@ -209,10 +209,10 @@ def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterat
     return mass_PC
 
 
-def sinkhorn_balance(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
-    """Scale rows to probabilities whose mean is ``target_C`` (Sinkhorn). Rows of zeros become ``target_C``."""
+def balance_classes(mass_PC: Tensor, target_C: Tensor) -> Tensor:
+    """Scale rows to probabilities whose mean is ``target_C`` (Sinkhorn), [P, C]. Rows of zeros become ``target_C``."""
     share_PC = torch.where(mass_PC.sum(1, keepdim=True) > 0, mass_PC, target_C)
-    for _ in range(iterations):
+    for _ in range(20):
         share_PC = share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)
         share_PC = share_PC * (target_C / share_PC.mean(0).clamp(min=1e-12))
     return share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)

@@ -194,9 +194,6 @@ def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
     return exponential.run_exponential_mechanism(p.hypotheses, candidates, p.sample, **options).hypothesis
 
 
-_list_grid = Problem.make_quantile_hypotheses
-
-
 def _compute_finite_size(c: LearnOptions, d: int, num_candidates: int | None = None) -> tuple[float, str]:
     num_candidates = num_candidates or 2 * c.cuts
     n = exponential.compute_finite_size(num_candidates, epsilon=c.epsilon, alpha=c.alpha)
@@ -229,7 +226,7 @@ def _compute_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 ALGORITHMS = {
     "sspp": Algorithm(_learn_sspp, _compute_sspp_size, _list_labelings),
-    "exponential": Algorithm(_learn_exponential, _compute_finite_size, _list_grid),
+    "exponential": Algorithm(_learn_exponential, _compute_finite_size, Problem.make_quantile_hypotheses),
     "convex": Algorithm(_learn_convex, _compute_convex_size, is_linear=True),
     "private-prediction": Algorithm(_learn_prediction, _compute_prediction_size),
 }

@@ -64,6 +64,7 @@ class HypothesisMethod(PrivateMethod):
 
     @property
     def algorithm(self) -> Algorithm:
+        """Algorithm of the name ``algorithm_name``."""
         return ALGORITHMS[self.algorithm_name]
 
     @property

@@ -67,6 +67,7 @@ class Sample:
 
     @property
     def n(self) -> int:
+        """Number of records."""
         return len(self.y)
 
     @property
@@ -75,6 +76,7 @@ class Sample:
         return (self.x, self.y) if self.is_usable is None else (self.x[self.is_usable], self.y[self.is_usable])
 
     def select(self, index: Ints | slice) -> Sample:
+        """PRIVATE. Return the records at these indices."""
         return Sample(self.x[index], self.y[index], None if self.is_usable is None else self.is_usable[index])
 
 

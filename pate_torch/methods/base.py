@@ -2,7 +2,7 @@
 
     validate(facts)           refuse settings that cannot work, judged by public facts alone
     privacy_events(facts)     return the worst case, which is reserved before any noise is drawn
-    first_answers(...)        optional: draw noisy class counts that the same reservation pays for
+    draw_first_answers(...)   optional: draw noisy class counts that the same reservation pays for
     adapt(first_answers)      optional: set from these counts what no cost depends on
     forecast_model(...)       optional: a forecast of no skill stops the release, and the counts alone are charged
     prepare(inputs)           PRIVATE: train teachers or encode records
@@ -77,7 +77,7 @@ class FirstAnswers:
         return max(1, round(total) if known_size is None else known_size)
 
     def estimate_frequencies(self) -> Tensor:
-        """Estimate the class frequencies, float64 [C]. A count counts as half a standard deviation of noise or more."""
+        """Estimate the class frequencies, float64 [C], from counts of at least half a standard deviation of noise."""
         counts_C = self.counts_C.clamp(min=max(1.0, self.sigma / 2))
         return counts_C / counts_C.sum()
 
@@ -87,7 +87,10 @@ class FirstAnswers:
         return float((1 - frequency_C.square().sum()) / (1 - 1 / len(frequency_C)))
 
     def estimate_outside_share(self, size: int) -> float:
-        """Estimate the share of values outside the public range, three standard deviations of noise on the low side."""
+        """Estimate a lower limit, of three standard deviations, of the share of values outside the public range.
+
+        ``size`` is the number of units. The result is 0 if the share was not measured.
+        """
         if self.outside is None:
             return 0.0
         return max(0.0, self.outside - 3 * 2 * self.sigma) / (size + 3 * self.total_sigma)
@@ -242,7 +245,7 @@ class PrivateMethod(ABC):
 
     @property
     def has_first_stage(self) -> bool:
-        """Whether the session calls ``first_answers``."""
+        """Whether the session calls ``draw_first_answers``."""
         return False
 
     def describe_model(self, student: Student) -> dict[str, Any]:
@@ -286,7 +289,7 @@ class PrivateMethod(ABC):
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
         """Return the public settings of the method for ``release.json``."""
 
-    def forecast_warning(self, facts: DatasetFacts) -> str | None:
+    def format_noise_warning(self, facts: DatasetFacts) -> str | None:
         """Return a warning if public facts show that the answers will be mostly noise, else None."""
         return None
 
@@ -295,7 +298,10 @@ class PrivateMethod(ABC):
         return self
 
     def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> ModelForecast | None:
-        """Forecast from the first answers how much better than the class frequencies the model will be."""
+        """Forecast from the first answers how much better than the class frequencies the model will be.
+
+        Return None if the method makes no forecast.
+        """
         return None
 
     # ---- private --------------------------------------------------------------------------------------------------
@@ -307,7 +313,7 @@ class PrivateMethod(ABC):
     def check_stored(self, inputs: MethodInputs) -> None:  # noqa: B027
         """PRIVATE. Raise ValueError if stored teachers that the user named were not trained on these records."""
 
-    def first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
+    def draw_first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
         """PRIVATE. Draw the noisy answers that ``prepare`` may use, if ``has_first_stage`` is set."""
         raise NotImplementedError(f"{type(self).__name__}: has no first stage")
 

@@ -86,13 +86,11 @@ class DPSGD(PrivateMethod):
         super().__post_init__()
         checks.one_of("method.network", self.network, networks.NETWORKS)
         checks.integer("method.steps", self.steps, low=1)
-        if self.batch_size is not None:
-            checks.integer("method.batch_size", self.batch_size, low=1)
+        checks.optional(checks.integer, "method.batch_size", self.batch_size, low=1)
         checks.positive("method.learning_rate", self.learning_rate)
         checks.between("method.momentum", self.momentum, 0, 0.9999)
         checks.positive("method.clip", self.clip)
-        if self.noise_multiplier is not None:
-            checks.noise_scale("method.noise_multiplier", self.noise_multiplier)
+        checks.optional(checks.noise_scale, "method.noise_multiplier", self.noise_multiplier)
 
     @property
     def mechanism_name(self) -> str:

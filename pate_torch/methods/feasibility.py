@@ -130,7 +130,10 @@ def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: 
 
 
 def average_counts(mechanism: Mechanism, num_queries: int) -> Mechanism:
-    """Return the mechanism with the noise of an average, if it releases counts, which a student averages."""
+    """Return the mechanism with the noise of averaged counts if it releases counts, and otherwise the mechanism itself.
+
+    A student that learns from noisy counts averages the noise of many queries.
+    """
     if not isinstance(mechanism, gaussian.GNMax) or not mechanism.counts:
         return mechanism
     return dataclasses.replace(mechanism, sigma=mechanism.sigma * min(1, NUM_AVERAGES / num_queries) ** 0.5)

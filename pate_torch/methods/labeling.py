@@ -187,7 +187,7 @@ class LabelingMethod(PrivateMethod):
         count_events = () if self.class_counts is None else self.class_counts.privacy_events()
         return count_events + self.mechanism.privacy_events(self.num_queries, self.num_rounds)
 
-    def first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
+    def draw_first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
         """PRIVATE. Draw the noisy class counts of one usable record of each unit."""
         assert self.class_counts is not None
         units = select_one_per_unit(records, facts.adjacency)

@@ -1,9 +1,11 @@
-"""Rescaling of the linear model of noisy gradients, so that its probabilities are as sure as they are right.
+"""Rescaling of the linear model of noisy gradients, so that its probabilities are calibrated.
 
 After a few noisy steps the logits of the model are too large where noise outweighs the records, and too small where the
-steps have not yet fitted the records. The rule repeats the mechanism on made-up records: public points with labels that
-are drawn from class probabilities of known strength. The strength at which the repeated models have the spread of the
-released model shows which multiple of the logits, plus which multiple of the log class frequencies, predicts best.
+steps have not yet fitted the records. The rule repeats the mechanism on simulated records: public points with labels
+that are drawn from a known model. The logits of the known model deviate from the log class frequencies by a multiple,
+the strength, of the deviation of the released logits. The rule takes the strength at which the repeated models have the
+spread of the released model. There it finds the multiple of the logits, plus the multiple of the log class frequencies,
+that predicts the simulated labels best.
 
 Everything here is computed from released values and public points, so it costs no privacy.
 """
@@ -30,7 +32,7 @@ _REPETITIONS, _MAX_POINTS, _MAX_RECORDS = 3, 1000, 3000
 _NUM_MATCHINGS = 20
 """Number of steps towards the class frequencies."""
 _MULTIPLES = (0.05, 3.0)
-"""Smallest and largest multiple of the logits. With 0, the model could not rank points any more."""
+"""Smallest and largest multiple of the logits. With a multiple of 0, the model could not order points by class."""
 
 
 def rescale_release(
@@ -39,7 +41,7 @@ def rescale_release(
     """Releasable. Return the release of one round with rescaled logits, and the labels that follow from these.
 
     ``public`` are gradient sums without records, ``frequency_C`` the noisy class frequencies, and ``num_units`` the
-    estimated number of units. ``seed`` seeds the made-up records and the noise of the repetitions.
+    estimated number of units. ``seed`` seeds the simulated records and the noise of the repetitions.
     """
     model, score_RPC = release.model, release.score_RPC
     if model is None or score_RPC is None or len(score_RPC) != 1:
@@ -64,10 +66,10 @@ def _fit_multiples(
     num_units: int,
     generator: torch.Generator,
 ) -> tuple[float, float]:
-    """Return the multiples of the log class frequencies and of the logits that predict made-up records best."""
+    """Return the multiples of the log class frequencies and of the logits that predict simulated records best."""
     z_PD = quantize(public.z_PD).double()  # converted once, for many sums
     size = min(num_units, _MAX_RECORDS)
-    # Fewer made-up records than units: the noise and the steps keep their sizes relative to the sum.
+    # Fewer simulated records than units: the noise and the steps keep their sizes relative to the sum.
     mechanism = replace(mechanism, sigma=mechanism.sigma * size / num_units)
     noise = DryRunNoise(insecure_seed=int(torch.randint(1 << 31, (1,), generator=generator)))
 

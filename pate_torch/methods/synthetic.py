@@ -60,11 +60,11 @@ VOTE_SHARE = 0.3
 MAX_CELLS = 20_000_000
 """Largest number of counts in all tables together."""
 MIN_SIGNALS = {3: 0.5, 2: 0.04}
-"""Mean count of a cell in units of the noise, from which on tables of an order are worth their noise, by order."""
+"""Smallest mean count of a cell, in standard deviations of its noise, at which tables of an order are counted."""
 MIN_SIGNAL_OF_ANY_TABLE = 0.8
-"""The same for tables of the target with one other column. The release stops below this number."""
+"""Smallest mean count of a cell in tables of the target with one other column. Below this number the release stops."""
 UNITS_PER_CANDIDATE = 8.0
-"""Mean number of units at a candidate, in units of the noise of a count."""
+"""Mean number of units at a candidate, in standard deviations of the noise of a count."""
 _POOL_FACTOR = 8
 """Number of rows of the pool for each unit, at most ``MAX_POOL_ROWS`` in all."""
 
@@ -188,14 +188,14 @@ class SyntheticTable(PrivateMethod):
         return sum(math.prod(sizes[column] for column in clique) for clique in cliques)
 
     def compute_signal(self, order: int, num_units: float, adjacency: str) -> float:
-        """Compute the mean count of a cell in units of the noise, for the largest tables of this order."""
+        """Compute the mean count of a cell in the largest tables of this order, in standard deviations of its noise."""
         cliques = self.list_cliques(order)
         largest = [clique for clique in cliques if len(clique) == order + 1]
         sigma = self.make_table_mechanism(len(cliques), adjacency).sigma
         return num_units * len(largest) / self.count_cells(largest) / sigma
 
     def choose_order(self, num_units: float, adjacency: str) -> int:
-        """Choose the largest order whose tables are worth their noise and fit into memory, and otherwise 1."""
+        """Choose the largest order whose tables have enough signal (``MIN_SIGNALS``) and fit into memory, or else 1."""
         for order, min_signal in MIN_SIGNALS.items():
             fits = order < len(self.domain.columns) and self.count_cells(self.list_cliques(order)) <= MAX_CELLS
             if fits and self.compute_signal(order, num_units, adjacency) >= min_signal:
@@ -203,14 +203,14 @@ class SyntheticTable(PrivateMethod):
         return 1
 
     def adapt(self, first_answers: FirstAnswers, facts: DatasetFacts) -> SyntheticTable:
-        """Return this method with the tables that the noisy number of units bears, at the same privacy events."""
+        """Return this method with the order of the tables for the noisy number of units, at the same privacy events."""
         if self.order is not None:
             return self
         num_units = first_answers.estimate_size(facts.num_units, facts.spec.nominal_size)
         return replace(self, order=self.choose_order(num_units, facts.adjacency))
 
     def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> TableForecast:
-        """Forecast from the noisy number of units whether any table has more signal than noise."""
+        """Forecast from the noisy number of units whether any table has enough signal (``MIN_SIGNAL_OF_ANY_TABLE``)."""
         num_units = first_answers.estimate_size(facts.num_units, facts.spec.nominal_size)
         signal = self.compute_signal(1, num_units, facts.adjacency)
         widest = max(self.domain.columns, key=lambda column: column.size)
@@ -251,7 +251,7 @@ class SyntheticTable(PrivateMethod):
 
     # ---- private --------------------------------------------------------------------------------------------------
 
-    def first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
+    def draw_first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
         """PRIVATE. Draw the noisy number of units with each code of the target."""
         mechanism = self.make_count_mechanism(facts.adjacency)
         counts_M = _draw_tables(self, mechanism, [(self.target_index,)], records, facts, spending)
@@ -278,7 +278,9 @@ def describe(unit: str, rounds: int = 0) -> MethodDescription:
 
 @dataclass(frozen=True)
 class TableForecast(ModelForecast):
-    """Releasable. Expectation of whether the tables have more signal than noise.
+    """Releasable. Forecast of the signal of the tables, which ``low`` and ``high`` both hold.
+
+    The signal is the mean count of a cell in standard deviations of its noise. ``skill`` is 0 at the smallest signal.
 
     Attributes:
         advice: Advice on how to lower the number of cells.

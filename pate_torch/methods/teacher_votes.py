@@ -40,8 +40,8 @@ from pate_torch.methods.voting import VotingMethod, describe
 from pate_torch.privacy.partition import DatasetFacts, assign_shards
 from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.teachers.groups import Question
-from pate_torch.teachers.independence import Trial
+from pate_torch.teachers.groups import VoteRequest
+from pate_torch.teachers.independence import RetrainingCheck
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import EnsembleFinder, Identity, StoredEnsemble
 from pate_torch.teachers.training import train
@@ -100,8 +100,8 @@ class TeacherVotes(VotingMethod):
         store, pool_x, ensemble = inputs.store, inputs.facts.pool.x, stored_teachers.ensemble
 
         def count_votes() -> Votes | SoftVotes:  # step 4 for stored teachers
-            question = self._make_question(inputs, all_ranks=False)
-            return question.count(ensemble, inputs.device, inputs.stages("Counting votes"))
+            request = self._make_vote_request(inputs, all_ranks=False)
+            return request.count(ensemble, inputs.device, inputs.stages("Counting votes"))
 
         with inputs.clock("votes"):
             count: Callable[[], Any] = count_votes if new_votes is None else lambda: new_votes
@@ -127,7 +127,7 @@ class TeacherVotes(VotingMethod):
         """PRIVATE. Train one teacher on each shard, and count the votes. Under torchrun, every rank does its share."""
         facts, seed, device = inputs.facts, inputs.seed, inputs.device
 
-        def retrain_one(trial: Trial) -> None:  # step 3
+        def retrain_one(trial: RetrainingCheck) -> None:  # step 3
             progress = inputs.stages("Training one teacher a second time")
             try:
                 trial.run(facts.pool.x, device)
@@ -152,21 +152,21 @@ class TeacherVotes(VotingMethod):
                 executor=inputs.executor,
                 trunk=trunk,
                 folder=folder,
-                question=self._make_question(inputs, all_ranks=True),
+                request=self._make_vote_request(inputs, all_ranks=True),
                 progress=inputs.stages(f"Training {self.num_teachers} teachers"),
                 log=inputs.log,
                 on_losses=inputs.log_losses,
-                on_trial=retrain_one,
+                on_retraining_check=retrain_one,
                 on_votes=votes.append,
                 print_message=inputs.stages.print_message,
             )
         return ensemble, votes[0]
 
-    def _make_question(self, inputs: MethodInputs, *, all_ranks: bool) -> Question:
-        """Make the query to the teachers, on rank 0 alone or, with ``all_ranks``, on every rank of torchrun."""
+    def _make_vote_request(self, inputs: MethodInputs, *, all_ranks: bool) -> VoteRequest:
+        """Make the request for the votes, on rank 0 alone or, with ``all_ranks``, on every rank of torchrun."""
         bins = self.mechanism.bins if self.is_soft and isinstance(self.mechanism, SoftSparseVector) else None
         vote, variant = self._make_vote(inputs, all_ranks=all_ranks), self._get_vote_variant(inputs)
-        return Question(inputs.facts.pool.x, vote, bins, variant)
+        return VoteRequest(inputs.facts.pool.x, vote, bins, variant)
 
     def _make_vote(self, inputs: MethodInputs, *, all_ranks: bool) -> Callable[[Tensor], Tensor] | None:
         """PRIVATE. Make the function ``vote`` of ``TeacherEnsemble.predict``. None if teachers vote independently."""

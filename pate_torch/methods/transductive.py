@@ -78,7 +78,7 @@ class TransductiveTeacherVotes(TeacherVotes):
         """
         probability_PC, num_classes = logits_PC.softmax(1), logits_PC.shape[1]
         if self.balance:
-            probability_PC = graphs.sinkhorn_balance(probability_PC, torch.full((num_classes,), 1 / num_classes))
+            probability_PC = graphs.balance_classes(probability_PC, torch.full((num_classes,), 1 / num_classes))
         if self.alpha > 0:
             steps = math.ceil(math.log(_MAX_TAIL_WEIGHT) / math.log(self.alpha))
             probability_PC = graphs.propagate_labels(graph, probability_PC, self.alpha, steps)

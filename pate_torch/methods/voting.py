@@ -38,7 +38,7 @@ class VotingMethod(LabelingMethod):
         self.mechanism.check(**plan, rounds=self.num_rounds)
         feasibility.check_informative(self.mechanism, size, num_classes, allow_uninformative=allow)
 
-    def forecast_warning(self, facts: DatasetFacts) -> str | None:
+    def format_noise_warning(self, facts: DatasetFacts) -> str | None:
         size, num_classes = self.ensemble_size, facts.spec.num_classes
         assert size is not None
         return feasibility.format_low_signal_warning(self.mechanism, size, num_classes, self.num_queries)

@@ -1,10 +1,11 @@
 """Choice of the method for an epsilon from public facts alone, with the reason for the choice.
 
 The method is noisy gradients of a linear model. Its features are random Fourier features of rows, contrastive features
-of images, or the features of an encoder. Teachers answer only if the user asks for them, or brings a teacher. Those for
-rows are ridge regressions that vote on all public points; if the number of records is declared, each has about twelve
-records. DP-SGD is never chosen automatically. Gradients and teachers first buy noisy class counts, which decide the
-scale of the gradient steps, the class frequencies of the student of votes, and whether the fit goes on.
+of images, or the features of an encoder. Teachers answer only if the user asks for them, or brings a teacher. Teachers
+for rows are ridge regressions that vote on all public points; if the number of records is declared, each teacher has
+about twelve records. DP-SGD is never chosen automatically. With gradients and with teachers, a share of the cost pays
+for noisy class counts, which decide the scale of the gradient steps, the class frequencies of the student of votes, and
+whether the fit goes on.
 """
 
 from __future__ import annotations

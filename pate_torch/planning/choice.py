@@ -229,7 +229,7 @@ class PlanReport:
     Attributes:
         dataset: Declared name of the data set.
         budget_epsilon: Cap of the account, in epsilon.
-        budget_source: Origin of the cap, a key or the account.
+        budget_source: Where the cap comes from: a setting of train.py, or the account.
         delta: Delta of the account.
         choices: Rows of the table.
         notes: Sentences below the table.
@@ -246,6 +246,7 @@ class PlanReport:
 
     @property
     def best_choice(self) -> Choice | None:
+        """The recommended choice. None if no choice works."""
         return select_best(self.choices)
 
     def to_json(self) -> str:

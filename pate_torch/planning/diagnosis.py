@@ -1,7 +1,7 @@
 """Measurements of teachers and their votes on public data, by the size of a shard. No private record is read.
 
-The theory of PATE depends on them: on the margins of the vote (LZCW21 Definition 17), the on-average stability of a
-teacher (BTT18 Definition 5.7), and whether the vote is better than one teacher (LZCW21 Examples 1 and 2).
+The theory of PATE depends on three measurements: the margins of the vote (LZCW21 Definition 17), the on-average
+stability of a teacher (BTT18 Definition 5.7), and the gain of the vote over one teacher (LZCW21 Examples 1 and 2).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ShardDiagnosis:
 def diagnose_shards(pilot: Pilot, method: TeacherVotes) -> ShardDiagnosis:
     """Measure the method's teachers on public data. Raise ValueError if there are too few data."""
     proba_KQC, changed_KQC = pilot.predict(method), pilot.predict(method, replaces_one=True)
-    label_KQ, truth_Q = proba_KQC.argmax(-1), pilot.questions[1]
+    label_KQ, truth_Q = proba_KQC.argmax(-1), pilot.test_points[1]
     votes, right_KQ = count_votes(label_KQ, proba_KQC.shape[2]), (label_KQ == truth_Q).double()
     gain, half_width = _estimate((votes.compute_plurality() == truth_Q).double() - right_KQ.mean(0))
     # For two classes, half of the sum over classes is the squared change of the probability of one class.

@@ -120,7 +120,7 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
     if gradients is None or not facts.has_records:
         return NOISE_ADVICE
     is_encoded = spec.encoder is not None
-    return suggest_gradients(gradients, gradient_overrides(config, gradients, spec.is_image, is_encoded))
+    return suggest_gradients(gradients, format_gradient_settings(config, gradients, spec.is_image, is_encoded))
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
@@ -151,7 +151,9 @@ def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
     return f"Consider per-record gradients. {effect}. Use: {alternative}"
 
 
-def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
+def format_gradient_settings(
+    plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool
+) -> str:
     """Format the settings of train.py that replace this plan's teachers by gradients.
 
     ``is_image`` is None if it is unknown whether points are images. ``is_encoded`` states whether points are features

@@ -52,7 +52,12 @@ class PilotConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Share of queries that are answered, and accuracy of the answers (None if no query is answered)."""
+    """Forecast of the labels of a release.
+
+    Attributes:
+        answer_rate: Share of the queries that are answered.
+        accuracy: Accuracy of the answers. None if no query is answered.
+    """
 
     answer_rate: float
     accuracy: float | None
@@ -76,7 +81,7 @@ class Pilot:
     _predictions: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
     @functools.cached_property
-    def questions(self) -> tuple[Tensor, Tensor]:
+    def test_points(self) -> tuple[Tensor, Tensor]:
         """Points [Q, ...] that no teacher is trained on, and their classes [Q]."""
         evaluation, size = self.data.evaluation, self.config.num_queries
         assert evaluation.pool_y is not None
@@ -88,7 +93,7 @@ class Pilot:
         if not isinstance(method, TeacherVotes) or method.is_soft:  # few teachers fill too few bins of soft labels
             return None
         votes = count_votes(self.predict(method).argmax(-1), self.data.spec.num_classes)
-        return simulate_release(method, votes, self.questions[1], min_queries=self.config.num_queries, seed=self.seed)
+        return simulate_release(method, votes, self.test_points[1], min_queries=self.config.num_queries, seed=self.seed)
 
     def predict(self, method: TeacherVotes, *, replaces_one: bool = False) -> Tensor:
         """Train a small ensemble on public shards of the planned size, and return its probabilities [K, Q, C].
@@ -113,7 +118,7 @@ class Pilot:
         recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS))
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
         ensemble = train(records, data.spec, shards, recipe, seed=self.seed, trunk=trunk)
-        self._predictions[key] = ensemble.predict_proba(self.questions[0])
+        self._predictions[key] = ensemble.predict_proba(self.test_points[0])
         return self._predictions[key]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from pate_torch.core import checks, texts
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import compute_normalization, make_encoded_spec
-from pate_torch.data.encoded_dataset import encode_sides
+from pate_torch.data.encoded_dataset import encode_by_role
 from pate_torch.data.image_folder import RESIZE_METHOD, list_image_files, parse_unit_name
 from pate_torch.data.streams import PointForm, PointStream
 from pate_torch.data.table_files import read_table
@@ -187,4 +187,4 @@ def encode_points(encoder: Encoder, points: DataSpec, x: Tensor, name: str, root
     encoder = replace(encoder, cache_gb=0) if root is None else encoder
     where: dict[str, Any] = {"name": name, "root": root or Path(), "device": torch.device("cpu")}
     with Stages() as stages:
-        return encode_sides(encoder, points, sides, stages=stages, **where)["public" if root is None else "private"]
+        return encode_by_role(encoder, points, sides, stages=stages, **where)["public" if root is None else "private"]

@@ -34,7 +34,7 @@ from pate_torch.sites.charter import Terms
 from pate_torch.sites.points import check_spec, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT
 from pate_torch.sites.tables import COUNT_STEPS, KINDS, PointTable, SiteTable
-from pate_torch.teachers.groups import Question
+from pate_torch.teachers.groups import VoteRequest
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
@@ -131,7 +131,7 @@ class VoteCounts(PointTable):
         with Stages() as stages, deterministic_mode(device), open_ledger(self.home) as ledger:
             inputs = MethodInputs(records=records, facts=facts, ledger=ledger, stages=stages, **options)
             stored, new_votes = method.load_or_train(inputs)
-            count: Callable[[], Any] = lambda: new_votes or Question(self.query_x).count(stored.ensemble)  # noqa: E731
+            count: Callable[[], Any] = lambda: new_votes or VoteRequest(self.query_x).count(stored.ensemble)  # noqa: E731
             votes = store.get_or_count_votes(stored.id, self.query_x, count)
         row, rows = votes.sensitivity, len(votes)
         sensitivity = Sensitivity(l1=rows * row.l1, l2=math.sqrt(rows) * row.l2, linf=row.linf, adjacency=adjacency)

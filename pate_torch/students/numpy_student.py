@@ -1,4 +1,7 @@
-"""Files of released students, and linear students that predict with NumPy. Nothing here imports torch or runs code."""
+"""Files of released students, and linear students that predict with NumPy.
+
+This module does not import torch, and reading a file runs no code of the file.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ def find_student_file(location: Path | str) -> Path:
 
 
 def read(path: Path | str, framework: str, device: str = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the header of a student's file, and its tensors by name: of torch (``framework`` "pt") or NumPy ("np").
+    """Read the header of a student's file, and its tensors by name.
+
+    ``framework`` is "pt" for tensors of torch, or "np" for arrays of NumPy.
 
     Raises:
         ValueError: The file is missing, damaged, or not a student.

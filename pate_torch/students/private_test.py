@@ -38,7 +38,7 @@ CONFIDENCE, SIZE_FAILURE_SHARE = 0.95, 0.1
 TEST_FILE_NAME, TEST_DIGEST_KEY = "private_test.json", "private_test_sha256"
 _MIN_UNITS, _MIN_MULTIPLE, _MAX_MULTIPLE = 100, 0.2, 5.0
 _MAX_ACCURACY_STD = 0.03
-"""Standard deviation from which on a noisy accuracy is too inaccurate for a temperature."""
+"""Smallest standard deviation at which a noisy accuracy is too inaccurate to rescale the logits."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PrivateTest:
 
     @property
     def recalls(self) -> tuple[tuple[float, float], ...]:
-        """Noisy recall of each class, in [0, 1], and its standard deviation, from 1/2 on for an unknown recall."""
+        """Noisy recall of each class, in [0, 1], and its standard deviation, which is large for few units."""
         return tuple(_estimate_share(row, self.sigma) for row in self.counts)
 
     @property
@@ -140,9 +140,10 @@ def compute_accuracy_bound(right: int, wrong: int, std: float, num_units: int | 
 
 
 def compute_tail(p: float, right: int, wrong: int, std: float, n: int) -> float:
-    """Compute the probability of a T as large as that of these counts, but at least that of n right predictions.
+    """Compute the probability that T (``compute_accuracy_bound``) is at least the T of these counts.
 
-    T is lowered by 1/2, because counts are integers. A lower limit of ``wrong`` keeps the tail increasing in p.
+    The result is at least p^n, the probability of n right predictions. The observed T is lowered by 1/2, because counts
+    are integers. A lower limit of ``wrong`` makes the result increase with p.
     """
     from scipy.special import gammaln, ndtr, xlog1py, xlogy
 
@@ -154,14 +155,22 @@ def compute_tail(p: float, right: int, wrong: int, std: float, n: int) -> float:
 
 
 def format_size_warning(share: float, num_units: float | None) -> str:
-    """Format a warning if few units are held out, else "". ``num_units`` of the data is None if it is private."""
+    """Format a warning if few units are held out, and otherwise "".
+
+    ``share`` is the share of the units that is held out. ``num_units`` is the number of all units, or None if it is
+    private.
+    """
     if not 0 < (size := share * (num_units or 0)) < _MIN_UNITS:
         return ""
     return f"The private test has about {size:.0f} units. With fewer than {_MIN_UNITS} it shows little: leave it out."
 
 
 def make_test_mechanism(events: tuple[PrivacyEvent, ...], adjacency: str, delta: float, noise: str) -> Histogram:
-    """Make the mechanism that costs ``TEST_PRICE_SHARE`` of mu^2, where the release has the mu of its epsilon."""
+    """Make the mechanism that tests the student of a release with these events.
+
+    The test costs the share ``TEST_PRICE_SHARE`` of the mu^2 of release and test together, where mu is that of Gaussian
+    differential privacy with the epsilon of the release at ``delta``.
+    """
     mu = gdp.compute_mu(compute_guarantee(events, delta).epsilon, delta)
     sigma = COUNT_SENSITIVITY[adjacency].l2 / mu * math.sqrt((1 - TEST_PRICE_SHARE) / TEST_PRICE_SHARE)
     return Histogram(sigma=sigma, adjacency=adjacency, noise=noise)
@@ -202,13 +211,22 @@ def release_test(
     budget: Budget,
     progress: Progress,
 ) -> tuple[PrivateTest, Student]:
-    """Charge the test of a student, and adjust its confidence. If an interrupted call has tested it, read its test.
+    """Charge the test of a student, and adjust its confidence. Return the test and the adjusted student.
 
-    ``file`` is that of the student, which the adjusted one replaces. PRIVATE: records, one of each held-out unit.
+    If an interrupted call has tested the student, its recorded test is read, and nothing is charged.
+
+    Args:
+        student: Student to be tested.
+        file: File of the student, which the file of the adjusted student replaces.
+        records: PRIVATE. One record of each held-out unit.
+        pool_x: Public points [P, ...], on which the confidence is measured.
+        mechanism: Mechanism of the counts.
+        budget: Budget that pays for the test.
+        progress: Function that is called with percentages, because the number of records may be private.
 
     Raises:
-        ValueError: The interrupted call tested another student, or drew noise and recorded none, and
-            ``budget.first_charge_only`` is set. Otherwise a new test is charged.
+        ValueError: An interrupted call tested another student, or drew noise that it did not record, and
+            ``budget.first_charge_only`` is set. If it is not set, a new test is charged.
     """
 
     def adjust(test: PrivateTest, path: Path) -> Student:

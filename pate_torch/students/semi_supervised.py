@@ -34,7 +34,7 @@ ALPHA = 0.99
 """``alpha`` of ``propagate_labels`` for few answers, or for cells that were formed in other features."""
 _ALIGNMENTS = ("uniform", "labels")
 _PROPAGATED_ERROR_RATE = 0.1
-"""Assumed share of errors in the kept propagated labels. On printed glyphs, 1-6 % of the labels were wrong."""
+"""Assumed share of errors in the propagated labels that are learned. On printed glyphs, 1 to 6 % of them were wrong."""
 _NUM_NEIGHBORS = 10
 _PROBE_RADIUS = 1e-3
 """Length of the finite difference that finds the adversarial direction, in the unit of ``Vat.radius``."""
@@ -139,11 +139,13 @@ class FixMatch(SemiSupervisedStudent):
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
             with torch.no_grad():
-                proba_UC = average.module(sampler.weak(index_U)).float().softmax(1)
+                proba_UC = average.module(sampler.distort_weakly(index_U)).float().softmax(1)
             confidence_U, class_U = align(proba_UC).max(1)
             mask_U = (confidence_U >= self.threshold).float()
             # One pass over both parts, because batch statistics of a few labeled points alone would be poor.
-            logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), sampler.strong(index_U)])).float()
+            logits = model(
+                torch.cat([sampler.distort_weakly(problem.query_Q[index_B]), sampler.distort_strongly(index_U)])
+            ).float()
             labeled_logits, unlabeled_logits = logits[: len(index_B)], logits[len(index_B) :]
             loss = training.compute_released_loss(problem, labeled_logits, index_B).mean()
             consistency_loss = (F.cross_entropy(unlabeled_logits, class_U, reduction="none") * mask_U).mean()
@@ -205,8 +207,8 @@ class Vat(SemiSupervisedStudent):
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B = next(sampler.labeled_batches)
-            x = sampler.weak(next(sampler.unlabeled_batches))
-            logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), x])).float()
+            x = sampler.distort_weakly(next(sampler.unlabeled_batches))
+            logits = model(torch.cat([sampler.distort_weakly(problem.query_Q[index_B]), x])).float()
             supervised_loss = training.compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
             unlabeled_logits = logits[len(index_B) :]
             entropy = -(unlabeled_logits.softmax(1) * unlabeled_logits.log_softmax(1)).sum(1).mean()
@@ -279,7 +281,7 @@ def propagate(
     seeds_PC[problem.query_Q.cpu()] = problem.target_QC.cpu()
     # Each class gets a mass of 1, because the number of its labels must not decide how far the labels spread.
     mass_PC = neighbors.propagate_labels(graph, seeds_PC / seeds_PC.sum(0).clamp(min=1), alpha)
-    return neighbors.sinkhorn_balance(mass_PC, target_C.cpu()).to(x_P.device)
+    return neighbors.balance_classes(mass_PC, target_C.cpu()).to(x_P.device)
 
 
 def select_most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:

@@ -125,11 +125,11 @@ class Sampler:
         self._weak_view = make_weak_view(problem.spec, augment)
         self._strong_view = make_strong_view(problem.spec, augment)
 
-    def weak(self, index_B: Tensor) -> Tensor:
+    def distort_weakly(self, index_B: Tensor) -> Tensor:
         """Distort and normalize public points weakly."""
         return self._weak_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
-    def strong(self, index_B: Tensor) -> Tensor:
+    def distort_strongly(self, index_B: Tensor) -> Tensor:
         """Distort and normalize public points strongly."""
         return self._strong_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
@@ -245,7 +245,7 @@ class GradientStudent(StudentAlgorithm):
         return Sampler(problem, parse_affine(self.augment), self.batch_size, unlabeled_batch)
 
     def is_logged(self, step: int) -> bool:
-        """Whether the values of a step are logged. About fifty steps are logged."""
+        """Return whether the values of a step are logged. About fifty steps are logged."""
         return step % max(1, self.steps // 50) == 0
 
     def fit(
@@ -306,7 +306,9 @@ class Supervised(GradientStudent):
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B = next(sampler.labeled_batches)
-            return compute_released_loss(problem, model(sampler.weak(problem.query_Q[index_B])).float(), index_B).mean()
+            return compute_released_loss(
+                problem, model(sampler.distort_weakly(problem.query_Q[index_B])).float(), index_B
+            ).mean()
 
         return compute_loss
 

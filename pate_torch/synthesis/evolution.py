@@ -1,9 +1,9 @@
-"""Rounds of votes for candidate rows, after private evolution. Everything here but the votes is post-processing.
+"""Rounds of votes for candidate rows, as in private evolution. Everything here but the votes is post-processing.
 
 A pool of rows with weights stands for the synthetic table. In each round some rows of the pool are candidates, every
 private record is counted at its nearest candidate and its class, and the weights of the pool change so that each cell
 gets the noisy count of its records. Between rounds rows are drawn again by weight and varied: two rows of one cell and
-class exchange some columns. Thus relations among many columns at once are found, which no marginal table shows.
+class exchange some columns. The votes find relations among many columns at once, which no marginal table shows.
 
 Source: Lin, Gopi, Kulkarni, Nori & Yekhanin 2024 (private evolution).
 """
@@ -104,9 +104,9 @@ class Pool:
 
     def find_cells(self, candidates: Candidates) -> np.ndarray:
         """Find the candidate and class of each row as one number, int64 [N]."""
-        num_classes = self.sizes[self.target]  # so many rows in succession differ in the target alone
+        num_classes = self.sizes[self.target]  # the rows come in groups of this size, which differ in the target alone
         nearest_N = candidates.find_nearest(np.delete(self.codes_NJ[::num_classes], self.target, axis=1))
-        return np.repeat(nearest_N, num_classes) * self.sizes[self.target] + self.codes_NJ[:, self.target]
+        return np.repeat(nearest_N, num_classes) * num_classes + self.codes_NJ[:, self.target]
 
     def reweight(self, cell_N: np.ndarray, counts_MC: np.ndarray, sigma: float) -> Pool:
         """Return the pool with the noisy counts of the cells, shrunk to its own counts as far as these are noise.

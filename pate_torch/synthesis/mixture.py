@@ -58,13 +58,6 @@ class ProductMixture:
     weight_K: Tensor
     column_KS: tuple[Tensor, ...]
 
-    def compute_marginal(self, clique: Clique) -> Tensor:
-        """Compute the distribution of some columns, with one dimension for each of them."""
-        part_KM = self.weight_K[:, None]
-        for column in clique:
-            part_KM = (part_KM[:, :, None] * self.column_KS[column][:, None, :]).flatten(1)
-        return part_KM.sum(0).view(*(self.column_KS[column].shape[1] for column in clique))
-
     def sample(self, count: int, random: np.random.Generator) -> np.ndarray:
         """Draw rows of codes, int64 [count, J]."""
         weight_K = self.weight_K.double().numpy()
@@ -94,7 +87,7 @@ def fit_mixture(
     """Fit a mixture to noisy tables by least squares with Adam.
 
     The fit starts at independent columns for each code of the target (``estimate_independent``), with a little random
-    variation between components. Few steps from there keep out relations that are noise.
+    variation between components. The number of steps is small, because more steps would fit the noise.
 
     Args:
         tables: Noisy tables.
@@ -130,7 +123,7 @@ def fit_mixture(
 def estimate_independent(tables: NoisyTables, sizes: Sequence[int], target: int) -> ProductMixture:
     """Estimate the mixture with one component for each code of the target, in which all columns are independent.
 
-    The noisy counts of a column and the target are the mean over all tables with both, weighted by their variances.
+    The noisy counts of a column and the target are averaged over all tables that have both (``average_tables``).
     """
     columns = []
     for column, size in enumerate(sizes):

@@ -36,7 +36,7 @@ BLOCK_STEPS = 32
 """Number of steps whose distortions are drawn together. The draws depend on this number."""
 
 ABSENT_CLASS_LOGIT = -1e6
-"""Logit of a class that a shard lacks, with which a ridge regression does not vote for this class."""
+"""Logit of a class that a shard lacks. It is so low that a ridge regression never votes for this class."""
 
 CURVE_POINTS, CURVES = 50, ("curve.loss", "curve.accuracy")
 """Number of points and names of a teacher's private learning curves."""

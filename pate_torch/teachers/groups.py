@@ -32,8 +32,8 @@ RECORDS_KEY = "__records__"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Question:
-    """Public points, and how every teacher votes on them.
+class VoteRequest:
+    """Request for the votes of all teachers: public points, and the way in which every teacher votes on them.
 
     Attributes:
         x: Points, [P, ...].
@@ -63,28 +63,28 @@ class Manifest:
     Attributes:
         folder: PRIVATE. Folder of the files of the groups.
         task: Settings of the training.
-        question: Query without its points.
+        request: Request for votes, without its points.
         teachers_key, votes_key: Hashes of all that decides the parameters, and the counts, besides the records.
         progress_file: File with the finished share of each teacher's training, float32 [K].
     """
 
     folder: Path
     task: TrainingTask
-    question: Question
+    request: VoteRequest
     teachers_key: str
     votes_key: str
     progress_file: Path
 
     @classmethod
-    def make(cls, folder: Path, task: TrainingTask, question: Question) -> Manifest:
+    def make(cls, folder: Path, task: TrainingTask, request: VoteRequest) -> Manifest:
         """Make the manifest, which is the same on all ranks. Raise ValueError if their processors differ."""
         if len(kinds := set(ranks.gather_objects(task.processor))) > 1:
             raise checks.error("device", ", ".join(sorted(kinds)), "must be of one kind on all ranks")
         facts = task.network, task.spec.to_dict(), asdict(task.recipe), task.seed, task.launch_size, task.processor
-        question_facts = files.compute_tensor_digest(question.x), question.bins, question.variant
+        request_facts = files.compute_tensor_digest(request.x), request.bins, request.variant
         folder, rank = files.create_private_folder(folder), ranks.get_world().rank
-        keys, question = (_hash(*facts), _hash(*facts, *question_facts)), replace(question, x=torch.zeros(0))
-        return cls(folder, task, question, *keys, folder / f"progress_{rank}")
+        keys, request = (_hash(*facts), _hash(*facts, *request_facts)), replace(request, x=torch.zeros(0))
+        return cls(folder, task, request, *keys, folder / f"progress_{rank}")
 
 
 _inherited_inputs: dict[Path, tuple[ChunkSource, Tensor]] = {}
@@ -145,7 +145,7 @@ def train_group(manifest: Manifest, group: range, on_progress: Callable[[], obje
     def count() -> dict[str, Tensor]:
         params = {name: value for name, value in tensors.items() if name not in CURVES}
         ensemble = TeacherEnsemble(task.network, [params], chunk.size_k > 0, task.spec)
-        return _get_tensors(replace(manifest.question, x=x).count(ensemble, task.device))
+        return _get_tensors(replace(manifest.request, x=x).count(ensemble, task.device))
 
     with deterministic_mode(task.device), single_thread_mode(task.device.type == "cpu"):
         train = lambda: train_launches(task, chunk, report_share)  # noqa: E731
@@ -182,7 +182,7 @@ class GroupTally:
         shapes = next(filter(None, ranks.gather_objects({name: value.shape for name, value in totals.items()})))
         for name, shape in shapes.items():  # a rank without groups adds zeros
             ranks.add_over_ranks(totals.setdefault(name, torch.zeros(shape, dtype=torch.int32)))
-        kind: Callable[..., Votes | SoftVotes] = Votes if self.manifest.question.bins is None else SoftVotes
+        kind: Callable[..., Votes | SoftVotes] = Votes if self.manifest.request.bins is None else SoftVotes
         return kind(**totals, num_teachers=self.num_teachers)
 
 

@@ -103,15 +103,23 @@ def _do_work(work_bytes: bytes, arguments_bytes: bytes) -> tuple[str, bytes]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Trial:
-    """PRIVATE. Comparison of one teacher of an ensemble with its second training."""
+class RetrainingCheck:
+    """PRIVATE. Comparison of one teacher of an ensemble with its second training.
+
+    Attributes:
+        ensemble: PRIVATE. Teachers after the first training.
+        teacher: Number of the teacher that is trained a second time.
+        retraining: PRIVATE. Second training of the teacher.
+    """
 
     ensemble: TeacherEnsemble
     teacher: int
     retraining: Retraining
 
     @classmethod
-    def draw(cls, ensemble: TeacherEnsemble, groups: list[range], task: TrainingTask, get_chunk: ChunkSource) -> Trial:
+    def draw(
+        cls, ensemble: TeacherEnsemble, groups: list[range], task: TrainingTask, get_chunk: ChunkSource
+    ) -> RetrainingCheck:
         """Draw a teacher, but not the first one, because it was trained before all others."""
         candidates = [(launch, k) for group in groups for launch in task.plan_launches(group) for k in launch]
         launch, teacher = draw_candidate(candidates[1:])
@@ -137,9 +145,14 @@ class Trial:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Retraining:
-    """PRIVATE. Launch with the shapes of the first training, in which all other teachers have one blank record.
+    """PRIVATE. Second training of a teacher, in a launch in which all other teachers have one blank record.
 
-    The shapes are the same, because the rounding depends on them. ``row`` is the row of the teacher in the launch.
+    The launch has the shapes of the first training, because the rounding depends on the shapes.
+
+    Attributes:
+        chunk: PRIVATE. Records of the teacher, and blank records.
+        row: Row of the teacher in the chunk.
+        task: Settings of the training.
     """
 
     chunk: Chunk

@@ -39,14 +39,12 @@ class Panel:
     Attributes:
         members: PRIVATE. Teachers.
         spec: Facts of the points that the teachers label.
-        num_failed: PRIVATE. Number of teachers that could not be fitted and vote for class 0.
         retraining_check: PRIVATE. Pickled work, points, labels and number of the teacher that a fresh process trains a
             second time. None if ``check_retraining`` has passed, or if the panel has one teacher.
     """
 
     members: tuple[Member, ...]
     spec: DataSpec
-    num_failed: int = 0
     retraining_check: tuple[bytes, Tensor, Tensor, int] | None = None
 
     def __len__(self) -> int:
@@ -143,7 +141,7 @@ def fit_panel(
     if errors and len(errors) == shards.num_teachers:
         problem = f"teacher: no {type(teacher).__name__} could be fitted: {type(errors[0]).__name__}"
         raise ValueError(problem) from errors[0]
-    panel = Panel(tuple(members), spec, len(errors))
+    panel = Panel(tuple(members), spec)
     if has_several:
         number = independence.draw_candidate(range(1, shards.num_teachers))
         own_rows = shards.get_indices(number)

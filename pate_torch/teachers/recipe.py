@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.device import Device
 from pate_torch.core.progress import Progress, Stages, do_nothing
-from pate_torch.features.augmentation import Affine
+from pate_torch.features.augmentation import Affine, parse_affine
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool, Shards
@@ -34,7 +34,11 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.floa
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart:
-    """Recipe of a trunk, with the recipe ``features`` of the encoder."""
+    """Recipe of a trunk that is learned from the public points before the teachers are trained.
+
+    Attributes:
+        features: Recipe of the encoder, which must be a network (``FeatureRecipe.design``).
+    """
 
     features: FeatureRecipe
 
@@ -128,9 +132,9 @@ class TeacherRecipe:
     Attributes:
         network: Name of the network in ``networks.NETWORKS``.
         options: Options of the network, such as ``{"hidden": 64}`` or ``{"channels": [16, 32]}``.
-        steps: Number of training steps of each teacher. None for the default of the network, as also for the next two.
-        batch_size: Number of records in a batch.
-        learning_rate: Learning rate of the first step.
+        steps: Number of training steps of each teacher. None for the default of the network.
+        batch_size: Number of records in a batch. None for the default of the network.
+        learning_rate: Learning rate of the first step. None for the default of the network.
         optimizer: "adam", "sgd", or "ridge" for a ridge regression in closed form (``engine.fit_ridge``), which needs
             the network "logistic" and takes no steps.
         momentum: Momentum of SGD.
@@ -176,8 +180,7 @@ class TeacherRecipe:
         checks.one_of("schedule", self.schedule, ("cosine", "constant"))
         checks.one_of("dtype", self.dtype, DTYPES)
         object.__setattr__(self, "options", dict(checks.mapping("options", self.options or {})))
-        if self.augment is not None and not isinstance(self.augment, Affine):
-            object.__setattr__(self, "augment", Affine(**checks.mapping("augment", self.augment, fields(Affine))))
+        object.__setattr__(self, "augment", parse_affine(self.augment))
 
     @property
     def torch_dtype(self) -> torch.dtype:

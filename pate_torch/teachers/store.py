@@ -422,11 +422,11 @@ class TeacherStore:
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
-    def fix_private_test(self, name: str, share: float, account: Account | None) -> None:
-        """Fix the rule that holds out this share of the units from every release of an account.
+    def set_test_rule(self, name: str, share: float, account: Account | None) -> None:
+        """Set the rule that holds out this share of the units from every release of an account.
 
-        Every run calls this function before it splits its records. The first charge makes the rule's id a term of the
-        account. Before it, a run without a test, whose share is 0, removes the rule.
+        Every run calls this function before it splits its records. The first charge makes the id of the rule a term of
+        the account. Before the first charge, a run without a test, whose share is 0, removes the rule.
 
         Raises:
             ValueError: Another share is fixed, the rule is lost, or the account was charged for training on all units.
@@ -450,7 +450,7 @@ class TeacherStore:
                 raise checks.error("private_test.share", share, problem)
 
     def find_test_rule(self, name: str) -> dict[str, Any] | None:
-        """PRIVATE. Read the id, the share and the key of ``fix_private_test``. None if no units are held out."""
+        """PRIVATE. Read the rule of ``set_test_rule``: its id, share and key. None if no units are held out."""
         path = self.folder / "held_out" / f"{name}.json"
         return dict(json.loads(path.read_text())) if path.exists() else None
 
@@ -478,9 +478,10 @@ class TeacherStore:
             _write_json(self.folder / manifest["id"] / "manifest.json", manifest | {"ledger_head": ledger_head})
 
     def record_charge(self, account: str, records: RecordHashes | None, ledger_head: str) -> None:
-        """PRIVATE. Store that an account was charged for these records. None if the votes came without records.
+        """PRIVATE. Store that an account was charged for these records, and the hash of the newest ledger entry.
 
-        A ledger that lacks the entry ``ledger_head`` is not the one that was charged.
+        ``records`` is None if the votes came without records. A ledger that lacks the entry ``ledger_head`` is not the
+        ledger that was charged.
         """
         path = create_private_folder(self.folder / "accounts") / f"{account}.json"
         with self.lock():

@@ -33,8 +33,8 @@ from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.teachers import stacked
 from pate_torch.teachers.engine import CURVES, ChunkSource, TrainingTask, gather_chunk, train_launches
 from pate_torch.teachers.ensemble import GPU_PIXELS, TeacherEnsemble
-from pate_torch.teachers.groups import RECORDS_KEY, GroupTally, Manifest, Question, provide_inputs, train_group
-from pate_torch.teachers.independence import Trial
+from pate_torch.teachers.groups import RECORDS_KEY, GroupTally, Manifest, VoteRequest, provide_inputs, train_group
+from pate_torch.teachers.independence import RetrainingCheck
 from pate_torch.teachers.recipe import TeacherRecipe, Trunk
 
 __all__ = ["TeacherRecipe", "train", "train_on_all"]
@@ -63,11 +63,11 @@ def train(
     executor: Workers = Workers(),
     trunk: Trunk | None = None,
     folder: Path | None = None,
-    question: Question | None = None,
+    request: VoteRequest | None = None,
     progress: Progress = do_nothing,
     log: Log = do_nothing,
     on_losses: LossesCallback = do_nothing,
-    on_trial: Callable[[Trial], object] = do_nothing,
+    on_retraining_check: Callable[[RetrainingCheck], object] = do_nothing,
     on_votes: Callable[[Votes | SoftVotes], object] = do_nothing,
     print_message: Callable[[str], object] = do_nothing,
 ) -> TeacherEnsemble:
@@ -83,11 +83,12 @@ def train(
         executor: Workers that train the groups, if there is a folder.
         trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
         folder: PRIVATE. Folder of the groups' files, from which an interrupted run continues. None to train in memory.
-        question: Points on which the teachers vote where they are trained, if there is a folder. None for no points.
+        request: Request for votes, which are counted where the teachers are trained, if there is a folder. None for no
+            votes.
         progress: Function that receives (done, total) teachers by their finished steps, or steps of a single teacher.
         log: PRIVATE. Function that receives points of the learning curves.
         on_losses: PRIVATE. Function that receives the losses of all teachers.
-        on_trial: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
+        on_retraining_check: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
         on_votes: PRIVATE. Function that receives the votes of all teachers, if there is a folder.
         print_message: Function that shows a line about lost workers.
 
@@ -104,36 +105,21 @@ def train(
         num_workers = executor.count_workers(device, recipe.steps * math.ceil(num_teachers / task.launch_size))
         all_workers = sum(ranks.gather_objects(max(1, num_workers)))
     groups = split_groups(num_teachers, all_workers, GROUP_TEACHERS if device.type == "cpu" else task.launch_size)
-    own_groups, share_K = groups[world.rank :: world.size], np.zeros(num_teachers, np.float32)
-
-    def report(group: range = range(0), share: float = 1.0) -> None:
-        share_K[group.start : group.stop] = share
-        total, scale = sum(map(len, own_groups)), recipe.steps if num_teachers == 1 else 1
-        progress(int(scale * share_K.sum() + 1e-3), scale * total)
-
+    own_groups = groups[world.rank :: world.size]
+    report = _ShareReport(np.zeros(num_teachers, np.float32), own_groups, recipe.steps, progress)
     if folder is None:
         report()
         # The rounding of sums depends on the number of threads.
         with single_thread_mode(device.type == "cpu" and num_teachers > 1):
             parts = {group: train_launches(task, get_chunk(group), partial(report, group)) for group in groups}
     else:
-        question = Question(private.x[:0]) if question is None else question
-        manifest, names = Manifest.make(folder, task, question), dict[range, str]()
-        share_K = np.memmap(manifest.progress_file, np.float32, "w+", shape=num_teachers)
+        request = VoteRequest(private.x[:0]) if request is None else request
+        manifest = Manifest.make(folder, task, request)
+        report.share_K = np.memmap(manifest.progress_file, np.float32, "w+", shape=num_teachers)
         report()
-        x = question.x if trunk is None or not len(question.x) else trunk.compute_features(question.x, device)
-        train_one, tally = partial(train_group, manifest), GroupTally(manifest, num_teachers)
-        by_files = num_workers > 0 and not (executor.are_local and can_fork())
-        results: Results = ((group, train_one(group, report)) for group in own_groups)
-        if num_workers > 0:
-            start = partial(executor.start, folder=folder)
-            results = run_units(train_one, own_groups, start, num_workers, report, print_message)
-        with provide_inputs(folder, own_groups, get_chunk, x, by_files=by_files), closing(results):
-            for group, (names[group], votes_name) in results:
-                tally.add(manifest.votes_key, group, votes_name)
-                report(group)
-        ranks.send_files(folder, list(names.values()))
-        on_votes(tally.sum_counts())
+        x = request.x if trunk is None or not len(request.x) else trunk.compute_features(request.x, device)
+        names, votes = _train_groups(manifest, own_groups, get_chunk, x, executor, num_workers, report, print_message)
+        on_votes(votes)
         names = {group: name for part in ranks.gather_objects(names) for group, name in part.items()}
         parts = {group: read_tensors(folder / names[group]) for group in (own_groups if world.rank else groups)}
     params = [{name: part[name] for name in part if name not in (*CURVES, RECORDS_KEY)} for part in parts.values()]
@@ -143,7 +129,7 @@ def train(
         curve_KP = {name: torch.cat([part[name] for part in parts.values()]) for name in CURVES}
         _report_curves(curve_KP, recipe, log, on_losses)
         if num_teachers > 1:
-            on_trial(Trial.draw(ensemble, groups, task, get_chunk))
+            on_retraining_check(RetrainingCheck.draw(ensemble, groups, task, get_chunk))
     return ensemble
 
 
@@ -160,6 +146,55 @@ def train_on_all(
     trunk = recipe.learn_trunk(data.pool, data.spec, seed, device, stages)
     progress = stages("Training a model without privacy")
     return train(data.private, data.spec, one_shard, recipe, seed=seed, device=device, trunk=trunk, progress=progress)
+
+
+class _ShareReport:
+    """Report of the finished share of each teacher's training, as finished teachers, or steps of a single teacher.
+
+    Args:
+        share_K: Finished share of each teacher, float32 [K].
+        groups: Groups that this rank trains.
+        steps: Number of training steps of a teacher.
+        progress: Function that receives (done, total).
+    """
+
+    def __init__(self, share_K: np.ndarray, groups: list[range], steps: int, progress: Progress) -> None:
+        self.share_K, self._progress = share_K, progress
+        self._total, self._scale = sum(map(len, groups)), steps if len(share_K) == 1 else 1
+
+    def __call__(self, group: range = range(0), share: float = 1.0) -> None:
+        self.share_K[group.start : group.stop] = share
+        self._progress(int(self._scale * self.share_K.sum() + 1e-3), self._scale * self._total)
+
+
+def _train_groups(
+    manifest: Manifest,
+    groups: list[range],
+    get_chunk: ChunkSource,
+    x: Tensor,
+    executor: Workers,
+    num_workers: int,
+    report: _ShareReport,
+    print_message: Callable[[str], object],
+) -> tuple[dict[range, str], Votes | SoftVotes]:
+    """PRIVATE. Train the groups of this rank. Return the names of their files, and the sum of the votes of all ranks.
+
+    ``x`` are the points on which the teachers vote, as inputs of their networks. If ``num_workers`` is 0, this process
+    trains the groups.
+    """
+    train_one, tally = partial(train_group, manifest), GroupTally(manifest, len(report.share_K))
+    by_files = num_workers > 0 and not (executor.are_local and can_fork())
+    results: Results = ((group, train_one(group, report)) for group in groups)
+    if num_workers > 0:
+        start = partial(executor.start, folder=manifest.folder)
+        results = run_units(train_one, groups, start, num_workers, report, print_message)
+    names = dict[range, str]()
+    with provide_inputs(manifest.folder, groups, get_chunk, x, by_files=by_files), closing(results):
+        for group, (names[group], votes_name) in results:
+            tally.add(manifest.votes_key, group, votes_name)
+            report(group)
+    ranks.send_files(manifest.folder, list(names.values()))
+    return names, tally.sum_counts()
 
 
 def _make_task(

@@ -18,7 +18,7 @@ from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import voting
-from pate_torch.teachers.groups import Question
+from pate_torch.teachers.groups import VoteRequest
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests import killed_runs
 from tests.run_configs import changed
@@ -118,7 +118,7 @@ def test_teachers_that_vote_where_they_are_trained_give_these_votes(ensemble, po
     vote, votes = jointly(pool), []
     counted = voting.count_votes(ensemble.predict(pool, vote=vote), 4).counts_QC
     options = {"executor": Workers(workers=2), "folder": tmp_path, "on_votes": votes.append}
-    train(records(120), spec(), shards_of(SHARDS), recipe(), seed=0, question=Question(pool, vote), **options)
+    train(records(120), spec(), shards_of(SHARDS), recipe(), seed=0, request=VoteRequest(pool, vote), **options)
     assert torch.equal(votes[0].counts_QC, counted)
 
 

@@ -33,7 +33,7 @@ class Known:
     num_records: int = 600
 
     @property
-    def questions(self):
+    def test_points(self):
         return None, self.truth_Q
 
     def predict(self, method, replaces_one=False):
@@ -128,15 +128,15 @@ def test_the_learning_curve_is_that_of_a_loop_over_teachers(monkeypatch):
             )  # a sorted file is shuffled
             alone = [
                 train(records, spec, Shards(row[None], row[None] >= 0, "replace_one"), RIDGE, seed=0).predict_proba(
-                    source.questions[0]
+                    source.test_points[0]
                 )[0]
                 for row in shards.index_KS
             ]
             loops.append(torch.stack(alone))
-        right_KQ = loops[0].argmax(-1) == source.questions[1]
+        right_KQ = loops[0].argmax(-1) == source.test_points[1]
         vote_Q = loops[0].argmax(-1).double().mean(0) > 0.5
         assert found.teacher_accuracy[0] == pytest.approx(right_KQ.double().mean().item(), abs=1e-3)
-        gain = (vote_Q == source.questions[1]).double().mean() - right_KQ.double().mean()
+        gain = (vote_Q == source.test_points[1]).double().mean() - right_KQ.double().mean()
         assert found.vote_gain[0] == pytest.approx(gain.item(), abs=2e-3)
         change = (loops[0] - loops[1])[..., 1].square().mean()
         assert found.instability[0] == pytest.approx(change.item(), rel=1e-3)

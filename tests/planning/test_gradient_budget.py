@@ -35,12 +35,12 @@ def test_a_suggestion_is_what_the_estimator_would_have_chosen(records, public):
     assert compute_guarantee(descent.mechanism.privacy_events(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
     unknown = calibrate_gradients(**PRICE, num_records=None)
     assert "number is public)" in gradient_budget.suggest_gradients(unknown, "HOW")
-    settings = gradient_budget.gradient_overrides(make_plan(), descent, False, True)
+    settings = gradient_budget.format_gradient_settings(make_plan(), descent, False, True)
     trains_itself = descent.needs_self_training(True)
     student = "student=self_training student.alpha=.5" if trains_itself else "student=released_model"
     assert student in settings and f"num_queries={public}" in settings
-    assert "student=released_model" in gradient_budget.gradient_overrides(make_plan(), descent, False, False)
-    assert "mechanism.sigma" not in gradient_budget.gradient_overrides(
+    assert "student=released_model" in gradient_budget.format_gradient_settings(make_plan(), descent, False, False)
+    assert "mechanism.sigma" not in gradient_budget.format_gradient_settings(
         make_plan(target_epsilon=1.0), descent, None, False
     )
 

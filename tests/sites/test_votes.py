@@ -21,7 +21,7 @@ from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.rounds import accept_sum, read_round
 from pate_torch.sites.tables import COUNT_STEPS, read_public_file
 from pate_torch.teachers import training as teachers_training
-from pate_torch.teachers.independence import Trial
+from pate_torch.teachers.independence import RetrainingCheck
 from pate_torch.teachers.store import TeacherStore
 from tests.sites.site_tables import CLASSES, PUBLIC, make_consortium, make_rows, make_terms, select_rows
 
@@ -36,7 +36,7 @@ def make_votes(num_questions: int = 12, **settings):
 @pytest.fixture
 def no_trial(monkeypatch):
     """Train no teacher a second time, which takes seconds."""
-    monkeypatch.setattr(Trial, "run", lambda *_: None)
+    monkeypatch.setattr(RetrainingCheck, "run", lambda *_: None)
 
 
 def get_ensembles(home):

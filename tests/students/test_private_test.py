@@ -47,7 +47,7 @@ def store(tmp_path, monkeypatch):
     """A store whose account "a" holds out about half of its units, by a fixed key."""
     store = TeacherStore(tmp_path)
     monkeypatch.setattr("secrets.randbits", lambda bits: 7)
-    store.fix_private_test("a", 0.5, None)
+    store.set_test_rule("a", 0.5, None)
     return store
 
 

@@ -11,7 +11,7 @@ from pate_torch.core import ranks
 from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.teachers.groups import Question
+from pate_torch.teachers.groups import VoteRequest
 from pate_torch.teachers.training import train
 from tests.teachers.teacher_world import even_shards, processes, recipe, records, spec
 
@@ -31,9 +31,9 @@ def main() -> None:
     feature_PD = ranks.broadcast_object(compute_coordinates(private.x, spec()) if ranks.is_main() else None)
     jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_vote(feature_PD)
     options = {"executor": processes(), "folder": folder / f"machine{rank}", "on_votes": votes.append}
-    for question in (Question(private.x), Question(private.x, jointly, variant="jointly")):
+    for request in (VoteRequest(private.x), VoteRequest(private.x, jointly, variant="jointly")):
         ensemble = train(
-            private, spec(), even_shards(50, 3), recipe(), seed=0, question=question, progress=die, **options
+            private, spec(), even_shards(50, 3), recipe(), seed=0, request=request, progress=die, **options
         )
     found = ensemble.params | {"votes": votes[0].counts_QC, "joint": votes[1].counts_QC}
     save_file(found, folder / f"rank{rank}.safetensors")

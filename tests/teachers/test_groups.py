@@ -17,7 +17,7 @@ from pate_torch.core import executors, scheduling
 from pate_torch.core.executors import Dask, Submitit, Workers
 from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.teachers import groups, training
-from pate_torch.teachers.groups import GroupTally, Manifest, Question
+from pate_torch.teachers.groups import GroupTally, Manifest, VoteRequest
 from pate_torch.teachers.training import train
 from tests import ROOT
 from tests.teachers.teacher_world import differing, even_shards, recipe, records, spec
@@ -38,10 +38,10 @@ def alone():
     return ensemble, ensemble.count_votes(POINTS), ensemble.tally_probabilities(POINTS, 5)
 
 
-def run(folder, executor, question=Question(POINTS), **options):  # noqa: B008
+def run(folder, executor, request=VoteRequest(POINTS), **options):  # noqa: B008
     votes = []
     options = {"seed": 0, "folder": folder, "executor": executor, "on_votes": votes.append} | options
-    ensemble = train(PRIVATE, spec(), SHARDS, SETTINGS, question=question, **options)
+    ensemble = train(PRIVATE, spec(), SHARDS, SETTINGS, request=request, **options)
     return ensemble, votes[0]
 
 
@@ -55,7 +55,8 @@ def check(found, alone):
 @pytest.mark.filterwarnings("ignore:Port .* is already in use")
 def test_workers_give_the_bits_and_counts_of_one_process(name, tmp_path, alone):
     check(run(tmp_path / "work", EXECUTORS[name]), alone)
-    kinds = {file.name.split("_")[0] for file in (tmp_path / "work").iterdir()}
+    # A copy of a slow group that is ended while it writes leaves a hidden file, which the store removes.
+    kinds = {file.name.split("_")[0] for file in (tmp_path / "work").iterdir() if not file.name.startswith(".")}
     assert kinds <= {"README", "teachers", "votes", "progress", "points.safetensors", "jobs"}  # the records are gone
     for file in (tmp_path / "work").glob("*.safetensors"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -64,7 +65,7 @@ def test_workers_give_the_bits_and_counts_of_one_process(name, tmp_path, alone):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_probabilities_are_counted_in_groups(workers, tmp_path, alone):
-    _, soft = run(tmp_path, Workers(workers=workers), Question(POINTS, bins=5))
+    _, soft = run(tmp_path, Workers(workers=workers), VoteRequest(POINTS, bins=5))
     assert isinstance(soft, SoftVotes) and soft.num_teachers == 10
     assert torch.equal(soft.counts_QSV, alone[2].counts_QSV.int())
     assert torch.equal(soft.shifted_QSW, alone[2].shifted_QSW.int())
@@ -98,7 +99,7 @@ def _train_as_elsewhere(manifest, group):
 def test_a_question_is_part_of_the_counts_and_not_of_the_teachers(tmp_path, alone):
     check(run(tmp_path, Workers(workers=1)), alone)
     times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*_*.safetensors")}
-    _, votes = run(tmp_path, Workers(workers=1), Question(POINTS[:7]))
+    _, votes = run(tmp_path, Workers(workers=1), VoteRequest(POINTS[:7]))
     assert torch.equal(votes.counts_QC.long(), alone[1].counts_QC[:7].long())
     assert {file: file.stat().st_mtime_ns for file in times} == times
     assert len(list(tmp_path.glob("votes_*"))) == 2 and len(list(tmp_path.glob("teachers_*"))) == 1
@@ -113,7 +114,7 @@ def test_results_of_another_kind_of_processor_are_refused(tmp_path, monkeypatch)
 
 def make_tally(folder, num_teachers=4):
     task = dataclasses.make_dataclass("Task", ["network", "spec", "recipe", "seed", "launch_size", "processor"])
-    manifest = Manifest.make(folder, task("n", spec(), SETTINGS, 0, 2, "p"), Question(POINTS[:2]))
+    manifest = Manifest.make(folder, task("n", spec(), SETTINGS, 0, 2, "p"), VoteRequest(POINTS[:2]))
     for name, row in (("a", [2, 0, 0, 0]), ("b", [0, 2, 0, 0]), ("other", [0, 0, 2, 0])):
         counts = torch.tensor([row, row], dtype=torch.int32)
         groups._write(folder / name, {"counts_QC": counts, groups.RECORDS_KEY: torch.zeros(16, dtype=torch.uint8)})

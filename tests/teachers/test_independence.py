@@ -17,7 +17,7 @@ def trial_of(teacher, monkeypatch, executor=IN_THREES, folder=None, **changes):
     """The trial of this teacher of a new ensemble."""
     tried, settings = [], recipe(steps=8, **changes)
     monkeypatch.setattr(independence, "draw_candidate", lambda pairs: next(p for p in pairs if p[1] == teacher))
-    options = {"executor": executor, "folder": folder, "on_trial": tried.append}
+    options = {"executor": executor, "folder": folder, "on_retraining_check": tried.append}
     train(records(90), spec(), shards_of(ROWS), settings, seed=0, **options)
     (trial,) = tried
     return trial
@@ -79,7 +79,9 @@ def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monk
     monkeypatch.setattr(independence, "draw_candidate", lambda pairs: drawn.append(list(pairs)) or pairs[3])
     trials = []
     private = records(90)
-    train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, executor=IN_THREES, on_trial=trials.append)
+    train(
+        private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, executor=IN_THREES, on_retraining_check=trials.append
+    )
     assert [teacher for _, teacher in drawn[0]] == list(range(1, len(ROWS)))
     chunk = trials[0].retraining.chunk
     assert chunk.teachers == range(3, 6) and trials[0].retraining.row == 1 and chunk.size_k.tolist() == [1, 20, 1]
@@ -88,7 +90,7 @@ def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monk
 
 
 def test_one_teacher_alone_is_not_tried():
-    train(records(9), spec(), shards_of([[0, 1]]), recipe(steps=1), seed=0, on_trial=pytest.fail)
+    train(records(9), spec(), shards_of([[0, 1]]), recipe(steps=1), seed=0, on_retraining_check=pytest.fail)
 
 
 @pytest.mark.fresh_process

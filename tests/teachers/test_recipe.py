@@ -118,7 +118,7 @@ def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(
 
 def test_a_head_over_the_trunk_comes_out_the_same_alone():
     trials, shards = [], ReplaceOne().make_shards(DATA.private, 8, seed=0)
-    train(DATA.private, DATA.spec, shards, RECIPE, seed=0, trunk=TRUNK, on_trial=trials.append)
+    train(DATA.private, DATA.spec, shards, RECIPE, seed=0, trunk=TRUNK, on_retraining_check=trials.append)
     trials[0].run(DATA.pool.x, torch.device("cpu"))
     assert trials[0].ensemble.trunk is not None
 

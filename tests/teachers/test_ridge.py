@@ -102,7 +102,7 @@ def test_one_unit_changes_one_teacher_and_no_bit_of_the_others(recipe, unit, adj
 @pytest.mark.parametrize("recipe", [RIDGE, FOURIER], ids=["points", "features"])
 def test_a_ridge_regression_comes_out_the_same_alone(recipe):
     trials = []
-    fit(records(), AddRemove().make_shards(records(), 20, seed=0), recipe, on_trial=trials.append)
+    fit(records(), AddRemove().make_shards(records(), 20, seed=0), recipe, on_retraining_check=trials.append)
     trials[0].run(PUBLIC, CPU)
 
 

@@ -254,8 +254,8 @@ def make_account(held_out):
 
 
 def test_the_first_charge_fixes_the_rule_of_held_out_units(store):
-    store.fix_private_test("a", 0.25, None)
-    store.fix_private_test("b", 0.25, None)
+    store.set_test_rule("a", 0.25, None)
+    store.set_test_rule("b", 0.25, None)
     rule = store.find_test_rule("a")
     assert rule["share"] == 0.25 and rule["key"] != store.find_test_rule("b")["key"]
     file = store.folder / "held_out" / "a.json"
@@ -263,42 +263,42 @@ def test_the_first_charge_fixes_the_rule_of_held_out_units(store):
     store.sweep()
     charged = make_account(rule["id"])
     for share in (0.25, 0):  # also a run that makes no test leaves the units out
-        store.fix_private_test("a", share, charged)
+        store.set_test_rule("a", share, charged)
         assert store.find_test_rule("a") == rule
     with pytest.raises(ValueError, match=r"private_test\.share=0\.3: must be 0\.25, which is fixed for this account"):
-        store.fix_private_test("a", 0.3, charged)
+        store.set_test_rule("a", 0.3, charged)
     file.unlink()
     for share in (0.25, 0):
         with pytest.raises(ValueError, match=r"account='a': holds out the units of teachers/held_out/a\.json.*missing"):
-            store.fix_private_test("a", share, charged)
+            store.set_test_rule("a", share, charged)
 
 
 def test_an_account_that_was_charged_for_all_units_has_no_test(store):
-    store.fix_private_test("a", 0.25, None)  # a run that lost the race for the first charge has left its rule
+    store.set_test_rule("a", 0.25, None)  # a run that lost the race for the first charge has left its rule
     with pytest.raises(ValueError, match=r"share: must be asked for before the account.s first.*Use another"):
-        store.fix_private_test("a", 0.25, make_account(""))
-    store.fix_private_test("a", 0, make_account(""))
+        store.set_test_rule("a", 0.25, make_account(""))
+    store.set_test_rule("a", 0, make_account(""))
     assert store.find_test_rule("a") is None
 
 
 def test_a_rule_without_a_charge_can_be_changed_but_not_where_the_ledger_is_lost(store):
-    store.fix_private_test("a", 0.25, None)
-    store.fix_private_test("a", 0.3, None)
+    store.set_test_rule("a", 0.25, None)
+    store.set_test_rule("a", 0.3, None)
     rule = store.find_test_rule("a")
     assert rule["share"] == 0.3
     store.record_charge("a", None, "head")
     with pytest.raises(ValueError, match=r"share=0.2: must be 0.3, which is fixed for this account"):
-        store.fix_private_test("a", 0.2, None)
-    store.fix_private_test("a", 0, None)  # the account is refused later, because its ledger is missing
+        store.set_test_rule("a", 0.2, None)
+    store.set_test_rule("a", 0, None)  # the account is refused later, because its ledger is missing
     assert store.find_test_rule("a") == rule
 
 
 def test_teachers_that_were_trained_before_the_test_do_not_prevent_it(store, ensemble):
     """A stored ensemble is no charge. Without a rule, the test would be charged and would test no unit."""
-    store.fix_private_test("a", 0, None)
+    store.set_test_rule("a", 0, None)
     store.save(ensemble, identify(store, dataset="a"), "head")
     assert store.find_ledger_heads("a")
-    store.fix_private_test("a", 0.25, None)
+    store.set_test_rule("a", 0.25, None)
     assert store.find_test_rule("a")["share"] == 0.25
 
 
@@ -307,7 +307,7 @@ def test_held_out_units_are_those_of_the_account_alone(store):
     training, test, rule_id = store.hold_out_units("a", rows, "add_remove")
     assert training is rows and len(test) == 0 and not rule_id  # nothing is held out before a share is fixed
     for account in ("a", "b"):
-        store.fix_private_test(account, 0.25, None)
+        store.set_test_rule(account, 0.25, None)
     assert store.hold_out_units("a", rows, "add_remove")[2] == store.find_test_rule("a")["id"]
     parts = [
         [part.x.flatten().tolist() for part in store.hold_out_units(name, rows, "add_remove")[:2]] for name in "aab"
