@@ -9,11 +9,12 @@ Every site has a folder, keys and a ledger of its own. Every command of ``pate s
 process of its own: a new interpreter (method ``sites, commands``), or a fork, which need not import PyTorch again.
 Features, public points and tests are those of ``benchmarks.same_encoder``. Records are dealt evenly, or each class in
 proportions drawn from Dirichlet(.3). Epsilon is at delta 1e-5 (add_remove, unit record), against the joiner and t = 3
-sites. Every cell is a line of ``--rows``, and what is there is not run again.
+sites. Directions are planned for the noise of each method and the number of records to two digits; one site alone knows
+its own number. Every cell is a line of ``--rows``, and what is there is not run again.
 
-DP-FedAvg is trained by Opacus in the same whitened features. 20 settings, drawn from its grid by a fixed seed, are
-tried on a public stand-in at epsilon .5 in both dealings, and the most accurate is taken everywhere; no other method
-has settings. ``DP-FedAvg, Flower`` runs that setting by the simulation engine of Flower, if this is installed.
+DP-FedAvg is trained by Opacus in the whitened features of the sites. 20 settings, drawn from its grid by a fixed seed,
+are tried on a public stand-in at epsilon .5 in both dealings, and the most accurate is taken everywhere; no other
+method has settings. ``DP-FedAvg, Flower`` runs that setting by the simulation engine of Flower, if this is installed.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ from pate_torch.sites.tables import ClassSums
 NUM_SITES, COLLUDING, DELTA, EPSILONS, DEALINGS = 10, 3, 1e-5, (0.5, 0.1), ("even", "skewed")
 Parts = list[np.ndarray]
 NAMES = [f"s{site}" for site in range(NUM_SITES)]
-MAX_RECORDS, DRAWS, TRIALS, QUESTIONS = 100_000, 20, 20, 100
+MAX_RECORDS, DRAWS, TRIALS, QUESTIONS, STEPS, CLIP_NORM = 100_000, 20, 20, 100, 8, 0.5
 SETS, STAND_IN = ("mnist-pixels", "mnist-learnt", "a9a", "ag_news-wordllama", "pneumonia-lite0"), "spambase"
-METHODS = ("one curator", "same noise", "same noise, planned", "own noise", "no noise", "sites", "one site alone",
-           "DP-FedAvg", "false sums", "false counts", "masks", "kinds")  # fmt: skip
+METHODS = (
+    "one curator", "same noise", "all directions", "directions of gradients", "directions of the bound", "own noise",
+    "no noise", "sites", "one site alone", "gradients", "DP-FedAvg", "false sums", "false counts", "masks", "kinds",
+)  # fmt: skip
 SIGMAS = {epsilon: 1 / gdp.compute_mu(epsilon, DELTA) for epsilon in EPSILONS}
 """Noise of one curator, in lengths of one record's contribution."""
 SITES_FACTOR = math.sqrt(NUM_SITES / (NUM_SITES - COLLUDING))
@@ -100,49 +103,83 @@ class Case:
     def classes(self) -> list[str]:
         return list(self.kind.spec.class_names)
 
-    @functools.cached_property
-    def z_ND(self) -> Tensor:
-        """PRIVATE. Whitened and clipped features of the records."""
-        return self.kind.whitening.whiten_and_clip(self.private_ND)
-
     def sum_classes(self, rows: Any = slice(None), labels: np.ndarray | None = None) -> np.ndarray:
         """PRIVATE. Compute the class sums of some records, with their labels or others."""
         y_N = torch.from_numpy((self.split.y if labels is None else labels)[rows])
-        return (self.z_ND[rows].T @ F.one_hot(y_N, self.split.classes).double()).numpy()
+        z_ND = self.kind.whitening.whiten_and_clip(self.private_ND[rows])
+        return (z_ND.T @ F.one_hot(y_N, self.split.classes).double()).numpy()
 
-    def plan(self, sigma: float) -> Case:
-        """Choose the directions by the rule of ``method=gradients``, for the number of records to two digits."""
-        mechanism = GradientDescent(sigma=sigma, adjacency="add_remove", steps=1)
-        about, num_public = float(f"{len(self.split.y):.1e}"), len(self.public_PD)
-        dim = plan_descent(mechanism, about, num_public, num_classes=self.split.classes)[1]
-        kind = replace(self.kind, whitening=Whitening.from_features(self.public_PD, 0.1, dim))
-        return replace(self, kind=kind)
+    def plan_dim(self, sigma: float, number: int | None = None, steps: int = 1) -> float:
+        """Plan the directions for this noise and a number of records, by the rule of ``pate join ask``."""
+        mechanism = GradientDescent(sigma=sigma, adjacency="add_remove", steps=steps)
+        about, num_public = round_number(number or len(self.split.y)), len(self.public_PD)
+        return plan_descent(mechanism, about, num_public, num_classes=self.split.classes)[1]
+
+    def plan(self, sigma: float, number: int | None = None) -> Case:
+        """Take the planned directions."""
+        return replace(self, kind=replace(self.kind, whitening=fit_whitening(self, self.plan_dim(sigma, number))))
 
     def measure(self, sums_DC: np.ndarray, sigma: float, draws: int = DRAWS) -> float:
         """Compute the mean accuracy of the student of class sums over draws of the noise."""
-        noisy = [NoisySum(0, self.kind, add_noise(sums_DC, sigma), sigma) for _ in range(draws)]
+        noisy = [NoisySum("", 0, self.kind, add_noise(sums_DC, sigma), sigma) for _ in range(draws)]
         models = [training.fit_class_sums(each, self.kind, self.public_PD).weight_DC for each in noisy]
         return float(np.mean([self.score(weight_DC) for weight_DC in models]))
 
+    def measure_planned(self, sigma: float, part: Any = slice(None), draws: int = DRAWS) -> float:
+        """Compute the mean accuracy from class sums of some records, in directions that are planned for them."""
+        planned = self.plan(sigma, len(self.split.y[part]))
+        return planned.measure(planned.sum_classes(part), sigma, draws)
+
     def measure_alone(self, parts: Parts, sigma: float) -> float:
         """Compute the mean accuracy of the sites that each train by themselves."""
-        return float(np.mean([self.measure(self.sum_classes(part), sigma, draws=4) for part in parts]))
+        return float(np.mean([self.measure_planned(sigma, part, draws=4) for part in parts]))
+
+    def measure_gradients(self, epsilon: float, draws: int = 5) -> float:
+        """Compute the mean accuracy of gradient descent by the sums of ``gradients``, with the noise of the sites."""
+        sigma, accuracy = SITES_FACTOR * math.sqrt(STEPS) * SIGMAS[epsilon], []
+        noise, dim = CLIP_NORM * sigma, self.plan_dim(sigma, steps=STEPS)
+        first = training.make_descent(self.public, "y", self.classes, STEPS, CLIP_NORM, effective_dim=dim)
+        labels = pa.array(np.array(self.classes)[self.split.y])
+        records = first.read_records(make_rows(self.split.x) | {"y": labels}, "record")
+        for _ in range(draws):
+            kind = first
+            for slot in range(STEPS):
+                sums_DC = kind.count(records, "add_remove").numbers / kind.unit_length
+                kind = training.take_step(NoisySum("", slot, kind, add_noise(sums_DC, noise), noise))
+            accuracy.append(replace(self, kind=kind).score(kind.weight_DC.float()))
+        return float(np.mean(accuracy))
+
+    @functools.cached_property
+    def z_TD(self) -> Tensor:
+        return self.kind.whitening.whiten_and_clip(self.test_TD).float()
 
     def score(self, weight_DC: Tensor) -> float:
         """Compute the accuracy of a linear model on the test points."""
-        score_TC = self.kind.whitening.whiten_and_clip(self.test_TD).float() @ weight_DC
+        score_TC = self.z_TD @ weight_DC
         return float((score_TC.argmax(1).numpy() == self.split.truth).mean())
 
     def run_fedavg(self, parts: Parts, epsilon: float, setting: fedavg.Setting, flower: bool = False) -> float:
-        """Compute the accuracy of DP-FedAvg in the whitened features."""
-        sites = [(self.z_ND[part].float(), torch.from_numpy(self.split.y[part])) for part in parts]
-        start_CD = torch.zeros(self.split.classes, self.z_ND.shape[1])
-        return self.score(fedavg.run_fedavg(sites, start_CD, epsilon, setting, flower=flower).T)
+        """Compute the accuracy of DP-FedAvg in the whitened features of the sites."""
+        planned = self.plan(SITES_FACTOR * SIGMAS[epsilon])
+        z_ND = planned.kind.whitening.whiten_and_clip(self.private_ND).float()
+        sites = [(z_ND[part], torch.from_numpy(self.split.y[part])) for part in parts]
+        start_CD = torch.zeros(self.split.classes, z_ND.shape[1])
+        return planned.score(fedavg.run_fedavg(sites, start_CD, epsilon, setting, flower=flower).T)
 
     def score_release(self, release: Path) -> float:
         """Compute the accuracy of a published student."""
         predicted = ReleasedClassifier.load(release).predict(make_rows(self.split.test))
         return float((np.asarray(predicted) == np.array(self.classes)[self.split.truth]).mean())
+
+
+@functools.lru_cache(maxsize=16)
+def fit_whitening(case: Case, dim: float) -> Whitening:
+    return Whitening.from_features(case.public_PD, 0.1, dim)
+
+
+def round_number(number: int) -> int:
+    """Round a number of records to two digits, which are taken to be public."""
+    return int(float(f"{number:.1e}"))
 
 
 def load_pixels(*folders: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -243,12 +280,12 @@ def run_sites(case: Case, parts: Parts, work: Path, starts: bool) -> Iterator[di
     label_N = np.array(case.classes)[case.split.y]
     tables = [make_rows(case.split.x[part]) | {"y": pa.array(label_N[part])} for part in parts]
     with open_sites(tables, case, work, starts) as sites:
-        opening, exact_DC = dict(sites.seconds), case.sum_classes()
+        opening, about = dict(sites.seconds), ("--num-records-about", round_number(len(case.split.y)))
         for slot, epsilon in enumerate(EPSILONS):
             sites.seconds.clear()
-            row = sites.exchange(slot, "class_sums", epsilon, "--label", "y", "--classes", *case.classes)
-            noisy = Joiner(sites.folder / "join").load_sum(slot)
-            error = float(np.std(noisy.numbers - exact_DC) / noisy.sigma)
+            row = sites.exchange(slot, "class_sums", epsilon, "--label", "y", "--classes", *case.classes, *about)
+            noisy, planned = Joiner(sites.folder / "join").load_sum(slot), case.plan(SITES_FACTOR * SIGMAS[epsilon])
+            error = float(np.std(noisy.numbers - planned.sum_classes()) / noisy.sigma)
             assert 0.8 < error < 1.2, f"the sum differs from that of one curator by {error:.2f} of its noise"
             row |= {"accuracy": case.score_release(sites.folder / f"release-{slot}"), "sigma": noisy.sigma}
             seconds = {key: round(value, 2) for key, value in (opening | sites.seconds).items()}
@@ -304,7 +341,8 @@ def choose_setting(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
 
 def measure_false_sums(case: Case, part: np.ndarray) -> dict[str, float]:
     """Compute the accuracy at epsilon .5 if one site sends false class sums."""
-    flipped_N = case.split.y.copy()
+    sigma, flipped_N = SITES_FACTOR * SIGMAS[0.5], case.split.y.copy()
+    case = case.plan(sigma)
     flipped_N[part] = (flipped_N[part] + 1) % case.split.classes
     others = case.sum_classes() - case.sum_classes(part)
     against = -others / np.linalg.norm(others, axis=0).sum()  # records of total length 1 could have such sums
@@ -316,7 +354,7 @@ def measure_false_sums(case: Case, part: np.ndarray) -> dict[str, float]:
         "sums of length 5 n": others + 5 * len(part) * against,
         "sums of length 100,000": others + MAX_RECORDS * against,
     }
-    accuracy = {name: case.measure(sums_DC, SITES_FACTOR * SIGMAS[0.5]) for name, sums_DC in sent.items()}
+    accuracy = {name: case.measure(sums_DC, sigma) for name, sums_DC in sent.items()}
     return {"share": len(part) / len(case.split.y)} | accuracy
 
 
@@ -336,7 +374,7 @@ def measure_false_counts(case: Case, part: np.ndarray) -> dict[str, float]:
     }
     accuracy = {"share": len(part) / len(case.split.y)}
     for name, table in sent.items():
-        noisy = [NoisySum(0, kind, add_noise(total - own + table, sigma), sigma) for _ in range(3)]
+        noisy = [NoisySum("", 0, kind, add_noise(total - own + table, sigma), sigma) for _ in range(3)]
         labels = [training.train_student(each, case.public).predict(x_TD).numpy() for each in noisy]
         accuracy[name] = float(np.mean([label_T == case.split.truth for label_T in labels]))
     return accuracy
@@ -374,7 +412,7 @@ class Rows:
 def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -> None:
     """Measure all methods on one split of a data set."""
     case, own = Case.load(name, seed, options), {"data": name, "seed": seed}
-    total_DC, even = case.sum_classes(), deal(case.split.y, "even", seed)
+    even = deal(case.split.y, "even", seed)
 
     def fill(method: str, measure: Callable[[], Any], epsilon: float | None = 0.5, dealing: str = "any") -> None:
         """Add the rows of a method that are not there: one with an accuracy, or several with other figures."""
@@ -385,16 +423,21 @@ def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -
             for row in [found] if isinstance(found, dict) else list(found):
                 rows.add(key, **row)
 
-    fill("no noise", lambda: case.measure(total_DC, 1e-6, draws=1))
-    fill("masks", lambda: measure_masks(total_DC.size))
+    fill("no noise", lambda: case.measure_planned(1e-6, draws=1))
+    fill("masks", lambda: measure_masks(math.prod(case.plan(SITES_FACTOR * SIGMAS[0.5]).kind.shape)))
     fill("false counts", lambda: measure_false_counts(case, even[0]), dealing="even")
     if name == "a9a":
         fill("kinds", lambda: run_kinds(case, even, options.work), None, "even")
     for epsilon, sigma in SIGMAS.items():
         for method, factor in (("one curator", 1), ("same noise", SITES_FACTOR), ("own noise", math.sqrt(NUM_SITES))):
-            fill(method, functools.partial(case.measure, total_DC, factor * sigma), epsilon)
-        noise, planned = SITES_FACTOR * sigma, case.plan(SITES_FACTOR * sigma)
-        fill("same noise, planned", functools.partial(planned.measure, planned.sum_classes(), noise), epsilon)
+            fill(method, functools.partial(case.measure_planned, factor * sigma), epsilon)
+        noise = SITES_FACTOR * sigma
+        fewer, more = case.plan(math.sqrt(STEPS) * noise), case.plan(noise, MAX_RECORDS)
+        cases = {"all directions": case, "directions of gradients": fewer, "directions of the bound": more}
+        for method, each in cases.items():
+            fill(method, lambda each=each, noise=noise: each.measure(each.sum_classes(), noise), epsilon)
+        if name in ("a9a", "ag_news-wordllama"):
+            fill("gradients", functools.partial(case.measure_gradients, epsilon), epsilon)
     for dealing in DEALINGS:
         parts = deal(case.split.y, dealing, seed)
         fill("sites", functools.partial(run_sites, case, parts, options.work, False), None, dealing)

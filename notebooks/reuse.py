@@ -13,9 +13,10 @@
 # %% [markdown]
 # # One ensemble, three students
 #
-# Teachers are expensive, and their votes cost privacy. Students are neither: any number of them may learn from the
-# same released labels. Here 1,100 handwritten digits are private. Seventy-five small teachers are trained once, on
-# about 15 records each, vote on twenty public queries, and three students learn from the noisy answers.
+# Training teachers takes time, and their votes cost privacy. Students cost little time and no privacy: any number of
+# them may learn from the same released labels. Here 1,100 handwritten digits are private. Seventy-five small teachers
+# are trained once, on about 15 records each, vote on twenty public queries, and three students learn from the noisy
+# answers.
 
 # %%
 import tempfile

@@ -10,8 +10,8 @@
 # # A synthetic table of tumors
 #
 # A clinic has measured tumors and may not show the measurements. A course on statistics asks for a table to practice
-# on. The clinic gives the course a **synthetic table**: rows that nobody was, drawn from noisy counts of the private
-# rows.
+# on. The clinic gives the course a **synthetic table**: rows that describe no real person, drawn from noisy counts of
+# the private rows.
 #
 # The data set breast cancer of scikit-learn stands in for the records of the clinic. A quarter of its rows are a public
 # test set. An eighth are public rows, which only the classifier at the end needs.

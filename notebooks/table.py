@@ -62,8 +62,8 @@ clf.fit(X, y, public=P)
 #
 # - **`PATEClassifier, epsilon 1 ...`**: the privacy cost with its terms, and the method. The terms are delta, the
 #   neighbors (`add_remove`: a patient more or less) and the privacy unit (a record, here one patient).
-# - **`Each sum of gradients ...`**: training adds up one gradient per patient, clipped to length 1. Noise of standard
-#   deviation 10.8 hides each of them in the sum. The number of patients in each class is counted with noise, too.
+# - **`Standard deviation of the noise ...`**: training adds up one gradient per patient, clipped to length 1. Noise of
+#   standard deviation 10.8 hides each gradient in the sum. The patients of each class are counted with noise, too.
 # - **`Forecast ...`**, from these noisy counts alone: 0 % is a model that only knows how frequent each class is, and
 #   100 % a perfect model. If no skill is expected, the fit stops, and only the counts are charged.
 # - **`charged 1.000 ...`**: the entry in the ledger. An account ends at its cap (`cap=`, by default 10). The total

@@ -116,4 +116,4 @@ print(model.predict(encoder.transform(new).astype(np.float32)))
 #
 # - The encoder was trained or tuned on the private texts: no epsilon covers what it learned.
 # - The features of one text depend on other texts, as with statistics of a batch: encode every text alone.
-# - Texts shall be generated, not classified.
+# - You want to generate texts.

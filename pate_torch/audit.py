@@ -37,7 +37,7 @@ from pate_torch.components import COMPONENTS, get_component
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
 from pate_torch.mechanisms.base import Mechanism, RecordMechanism, VoteMechanism
-from pate_torch.mechanisms.neighbors import NeighborPair, SensitiveValue
+from pate_torch.mechanisms.neighbors import NeighborPair, NeighborValue
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
@@ -216,7 +216,7 @@ def audit(
 
 
 def _draw_outcomes(
-    mechanism: Mechanism, pair: NeighborPair, side: SensitiveValue, runs: int
+    mechanism: Mechanism, pair: NeighborPair, side: NeighborValue, runs: int
 ) -> tuple[Outcomes, set[tuple[PrivacyEvent, ...]]]:
     """Draw the outcomes of ``runs`` fresh runs on one side, [runs, queries], and collect the incurred events.
 

@@ -45,10 +45,11 @@ class PrivacyConfig:
         budget_epsilon: Cap of the account, which its first charge fixes. If None, the account keeps its cap, and a new
             account gets ``opening_budget``.
         opening_budget: Cap of a new account for which ``budget_epsilon`` is None.
-        delta_reserve: Part of delta that a new account reserves for failures, as those of sparse vectors and DP-SGD,
-            fixed by its first charge. None for a tenth (``PrivacyFilter.from_planned_events``).
-        filter: Privacy filter of a new account: "gdp" is exact for Gaussian noise and admits little else, and "rdp"
-            suits mixtures. None for "gdp" if the first release has Gaussian noise only.
+        delta_reserve: Part of delta that a new account reserves for failures of privacy, such as those of sparse
+            vectors and DP-SGD. The first charge fixes it. None to choose it by the first release, mostly a tenth of
+            delta (``PrivacyFilter.from_planned_events``).
+        filter: Privacy filter of a new account. "gdp" is exact for Gaussian noise, and "rdp" suits mixtures of
+            mechanisms. None for "gdp" if Gaussian mechanisms describe the first release, else "rdp".
         target_epsilon: Epsilon of the release, to which its noise is calibrated. None to use the noise of the method.
         allow_duplicate_account: Whether this account may be charged for records that another account was charged for.
         first_charge_only: Whether the charge is refused if the account has any reservation.
@@ -185,7 +186,10 @@ class RunConfig:
         return completed.calibrate(facts) if self.labels is None else completed
 
     def calibrate(self, *facts: DatasetFacts) -> RunConfig:
-        """Return this configuration with noise whose cost, a private test included, is ``privacy.target_epsilon``."""
+        """Return this configuration with noise whose cost, a private test included, is ``privacy.target_epsilon``.
+
+        ``facts`` are the facts of the data set, or nothing for a method whose cost does not depend on them.
+        """
         target, delta = self.privacy.target_epsilon, self.privacy.delta
         epsilon = compute_release_epsilon(target, delta) if self.private_test and target else target
         while True:
@@ -268,7 +272,8 @@ class DataSplits:
     Attributes:
         data: Data without the private records that are held out.
         all_private: All private records, whose account is charged.
-        test: One record of each unit that the account holds out of every release, for tests. None if not known.
+        test: One record of each unit that the account holds out of every release, for tests. None if the run charges
+            nothing.
         held_out: Id of the rule that holds out these units. Empty if there is no rule.
         validation: Records held out for choosing a student. None without ``config.selection``.
         membership_holdout: Records held out for the owner's membership attack. None if no records are held out.

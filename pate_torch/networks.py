@@ -25,7 +25,7 @@ from pate_torch.core import checks
 
 Design = Mapping[str, Any] | None
 """Name and options of a network. None for logistic regression."""
-_STRETCH_POINTS = 1 << 16  # public points that ``NeighborVote`` compares at once
+_BLOCK_POINTS = 1 << 16  # public points that ``NeighborVote`` compares at once
 
 Shape = tuple[int, ...]
 """Shape of an input, such as (channels, height, width)."""
@@ -136,12 +136,12 @@ class NeighborVote(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_BD = x.float().flatten(1)
-        stretches: list[tuple[Tensor, Tensor]] = []
-        for place_PD in self.place_PD.split(_STRETCH_POINTS):  # the scores of all points would take gigabytes
+        blocks: list[tuple[Tensor, Tensor]] = []
+        for place_PD in self.place_PD.split(_BLOCK_POINTS):  # the scores of all points would take gigabytes
             score_BP = x_BD @ place_PD.T - place_PD.square().sum(1) / 2
             near = score_BP.topk(min(self.neighbors, len(place_PD)), dim=1)
-            stretches.append((near.values, near.indices + _STRETCH_POINTS * len(stretches)))
-        score_BM, point_BM = (torch.cat(part, 1) for part in zip(*stretches, strict=True))
+            blocks.append((near.values, near.indices + _BLOCK_POINTS * len(blocks)))
+        score_BM, point_BM = (torch.cat(part, 1) for part in zip(*blocks, strict=True))
         nearest_BK = point_BM.gather(1, score_BM.topk(self.neighbors, dim=1).indices)
         return self.share_PC[nearest_BK].mean(1).clamp(min=1e-6).log()
 

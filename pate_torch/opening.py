@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -249,7 +249,7 @@ class OpenRun:
             self.budget.check_events(self.config.privacy_events(self.facts))
 
     def finish(self) -> None:
-        """Record that the call has ended, so that the same call makes a new release. Call it after closing the run."""
+        """Record that the call has ended, so that the same call makes a new release. The run must be closed before."""
         if self.unfinished_call is not None:
             self.unfinished_call.end()
 
@@ -309,12 +309,12 @@ def _read_caps(ledger: Ledger | None) -> dict[str, float]:
 
 
 def _check_new_account_cap(
-    config: RunConfig, name: str, planned_events: Iterable[PrivacyEvent], cap_by_account: Mapping[str, float]
+    config: RunConfig, name: str, planned_events: tuple[PrivacyEvent, ...], cap_by_account: Mapping[str, float]
 ) -> None:
     """Raise ValueError for a new account whose cap would refuse this run, because the first charge fixes the cap."""
     if name in cap_by_account:
         return
-    planned_events, privacy = tuple(planned_events), config.privacy
+    privacy = config.privacy
     key, cap = "budget_epsilon", privacy.budget_epsilon
     if cap is None:
         key, cap = "opening_budget", privacy.opening_budget
@@ -370,8 +370,8 @@ def _run_folder_lock(config: RunConfig) -> Iterator[None]:
     store = TeacherStore(config.root)
     with contextlib.ExitStack() as exit_stack:
         with store.lock():  # without this lock, another process could take a run that begins for a killed one
-            run_folders.remove_killed_run_files(config.root)  # first: it would wait for the lock of this run
-            exit_stack.enter_context(run_folders.hold(config.folder))
+            run_folders.remove_killed_run_files(config.root)  # before this run takes its lock, for which it would wait
+            exit_stack.enter_context(run_folders.hold_run_folder(config.folder))
         if (config.folder / "release" / "summary.json").exists():
             release_store.check_unused_folder(config.folder)
         store.sweep()

@@ -45,7 +45,7 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
         student = session.test(session.fit(written))
         report = session.publish(written, student)
     session.finish()  # last, because closing the session writes buffered files
-    ranks.broadcast_object(False)
+    ranks.broadcast_object(False)  # ends the loops of the other ranks
     if price_message is not None:
         print(price_message)
     return report

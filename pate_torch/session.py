@@ -46,7 +46,7 @@ from pate_torch.students.store import save as save_student
 
 NamedStudent = tuple[str, Student]
 MAX_OUTSIDE_SHARE = 0.05
-"""Share of private values outside the public range, beyond chance, from which on a warning is due."""
+"""Share of private values outside the public range, beyond the share due to chance, above which a warning is shown."""
 
 
 class ReleaseStopped(ValueError):
@@ -235,7 +235,10 @@ class ReleaseSession(OpenRun):
         return name, student
 
     def test(self, named_student: NamedStudent | None) -> NamedStudent | None:
-        """Charge the test of the student, and return it with its temperature. Without ``private_test`` do nothing."""
+        """Test the student on held-out units, which is charged, and return the student with its temperature.
+
+        Without ``private_test`` the student is returned as it is.
+        """
         mechanism, file = self.config.test_mechanism, self.release_dir / MODEL_FILE_NAME
         if mechanism is None or named_student is None:
             return named_student
@@ -267,7 +270,7 @@ class ReleaseSession(OpenRun):
             owner_metrics.save_votes(written, prepared, self.private_dir, self.private_writer)
             with self.clock("owner"):
                 metrics, model = owner_metrics.compute_metrics(config, splits, written, prepared, self.stages)
-            report = self.write_report(written, named_student, metrics)  # first, so that no failing attack prevents it
+            report = self.write_report(written, named_student, metrics)  # first: an attack may fail
             claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
             metrics = owner_metrics.complete_metrics(metrics, config, splits, written, named_student[1], model, claim)
             metrics = replace(metrics, forecast=self.forecast, seconds=dict(self.clock.seconds))

@@ -206,7 +206,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With the least lambda, which has none of the slack of BTT18's."""
     mechanism, _ = load_mechanism("sparse_vector", (), 1e-5)
     monkeypatch.setattr(sparse_vector, "compute_instability_distance", compute_printed_distance)
-    pair = make_printed_pair(mechanism.compute_scales(8).threshold, 8)
+    pair = make_printed_pair(mechanism.make_price(8).threshold, 8)
     assert not audit(mechanism, [pair], runs=20_000).is_sound
 
 

@@ -244,13 +244,13 @@ def test_selection_refuses_groups_and_a_single_candidate(plan):
 
 
 def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
-    drawn, release = [], private_epsilon.private_price.publish_price
+    drawn, release = [], private_epsilon.private_price.compute_private_price
 
-    def recorded(publication, model, votes, z, *, adaptive):
+    def recorded(publication, model, votes, z):
         drawn.append(z)
-        return release(publication, model, votes, z, adaptive=adaptive)
+        return release(publication, model, votes, z)
 
-    monkeypatch.setattr(private_epsilon.private_price, "publish_price", recorded)
+    monkeypatch.setattr(private_epsilon.private_price, "compute_private_price", recorded)
 
     def sanitised(name, **changes):
         one = changed(

@@ -1,6 +1,6 @@
 """Measures the size and the structure of this checkout and prints them as a Markdown table.
 
-    python tools/size.py [--run] [--test-seconds N] [--json FILE] [--verbose]
+    python tools/size.py [--run] [--verbose]
 
 - Lines are counted as the files stand; they are comparable only if `ruff format --check` passes, which is checked.
 - Lines of code leave out comments, blank lines and strings that stand as statements (docstrings and their like).
@@ -90,7 +90,6 @@ ROWS = (
     (f"functions over {MAX_FUNCTION_LINES} lines", "{long_functions}"),
     ("YAML files in conf/", "{yaml_files}"),
     ("lines / modules of tests", "{tests_lines:,} / {test_modules:,}"),
-    ("processor time of `make test`, seconds", "{test_seconds:g}"),
 )
 
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
@@ -326,9 +325,7 @@ def main() -> int:
     """Measure this checkout, print the table, and end with 1 if a module is missing from the lists above."""
     parser = argparse.ArgumentParser(description="Measure the size and the structure of this checkout.")
     parser.add_argument("--run", action="store_true", help="also run train.py and count what it executes")
-    parser.add_argument("--test-seconds", type=float, metavar="N", help="processor time of `make test`, for the table")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures and what they count to FILE")
-    parser.add_argument("--verbose", action="store_true", help="also print what the figures count")
+    parser.add_argument("--verbose", action="store_true", help="also print what the figures count, as JSON")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.record:
@@ -340,16 +337,11 @@ def main() -> int:
     if options.run:
         details["executed"] = executed = find_executed_functions(ROOT, modules)
         figures |= {"executed_functions": len(executed), "executed_modules": len({path for path, _ in executed})}
-    if options.test_seconds is not None:
-        figures["test_seconds"] = options.test_seconds
     print(format_table(figures))
     if not figures["formatted"]:
         print("\n`ruff format --check` fails: the lines are not comparable with others.")
-    report = json.dumps({**figures, "details": details}, indent=2)
     if options.verbose:
-        print(f"\n{report}")
-    if options.json:
-        options.json.write_text(report + "\n", encoding="utf-8")
+        print(f"\n{json.dumps({**figures, 'details': details}, indent=2)}")
     for fault in details["kernel_faults"]:
         print(f"error: {fault}. Correct KERNEL, HYPOTHESES and OUTSIDE in {Path(__file__).name}.", file=sys.stderr)
     return 1 if details["kernel_faults"] else 0

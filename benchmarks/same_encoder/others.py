@@ -146,8 +146,8 @@ def _scaled(split: Split, ridge: float | None) -> tuple[Tensor, Tensor, Tensor]:
     mean, std = split.scale
     parts = [torch.from_numpy((part - mean) / std).float() for part in (split.x, split.public, split.test)]
     if ridge is not None:
-        axis_DD = Whitening.from_features(parts[1], ridge).axis_DD
-        parts = [part @ axis_DD for part in parts]
+        axis_DE = Whitening.from_features(parts[1], ridge).axis_DE
+        parts = [part @ axis_DE for part in parts]
     radius = parts[1].norm(dim=1).median()
     private, public, test = ((part / radius) / (part / radius).norm(dim=1, keepdim=True).clamp(min=1) for part in parts)
     return private, public, test

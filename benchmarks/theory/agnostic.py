@@ -74,14 +74,14 @@ def compute_two_thirds_teachers(mechanism: SparseVector, num_queries: int, beta:
 
     A two-thirds majority of K teachers has the distance K/6 - 1.
     """
-    plan = mechanism.compute_scales(num_queries)
+    plan = mechanism.make_price(num_queries)
     noise = plan.noise_scale * (math.log(4 * plan.max_failures / beta) + 2 * math.log(4 * num_queries / beta))
     return math.ceil(6 * (1 + plan.threshold + noise))
 
 
 def check_teachers(mechanism: SparseVector, num_queries: int, num_teachers: int) -> None:
     """Raise ValueError, before anything is charged, if even unanimous teachers fail the test of the sparse vector."""
-    if num_teachers < (minimum := mechanism.compute_scales(num_queries).min_teachers):
+    if num_teachers < (minimum := mechanism.make_price(num_queries).min_teachers):
         problem = f"must be at least {minimum:,}, because no vote of fewer teachers passes the threshold"
         raise checks.error("num_teachers", num_teachers, problem, "Take more records, or a larger epsilon.")
 

@@ -102,7 +102,7 @@ def lzcw21_algorithm_1(m: int, *, epsilon: float, delta: float) -> float:
 
 def lzcw21_algorithm_2(m: int, T: int, *, epsilon: float, delta: float) -> tuple[float, float]:
     """(lambda, w) of the sparse vector, as executed (w a little below the printed 3 lambda ln(2(m + T)/delta))."""
-    plan = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=T).compute_scales(m)
+    plan = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=T).make_price(m)
     return plan.noise_scale, plan.threshold
 
 

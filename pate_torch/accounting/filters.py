@@ -176,7 +176,7 @@ class PrivacyFilter:
             default_reserve = delta / 2
         default_filter = make_filter(default_reserve)
         if kind == "gdp" and any(isinstance(e, SampledGaussianEvent) for e in noise_events):
-            return default_filter  # which DP-SGD needs
+            return default_filter  # a failure of DP-SGD is paid from the reserve, which must not be 0
         if failure_delta < default_reserve and not default_filter.admits_release(planned_events):
             smallest_reserve_filter = make_filter(failure_delta)
             if smallest_reserve_filter.admits_release(planned_events):

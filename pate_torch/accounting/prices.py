@@ -19,7 +19,7 @@ from pate_torch.core import checks
 
 @dataclass(frozen=True)
 class Price(ABC):
-    """What a mechanism costs for any votes.
+    """The cost of a mechanism for any votes.
 
     Attributes:
         discrete: Whether the noise consists of integers. Discrete Gaussian noise is priced by zCDP, with the same rho,
@@ -89,6 +89,8 @@ class ConfidentPrice(Price):
     Confident GNMax answers if max(n) + N(0, screen_sigma^2) >= threshold. In the worst case all queries are answered.
 
     Attributes:
+        sigma: Standard deviation of the noise of an answer, in votes.
+        screen_sigma: Standard deviation of the noise of the check, in votes.
         threshold: Threshold of the check, in votes, which only the data-dependent cost of Confident GNMax needs.
         max_answers: Number of answers after which the mechanism stops. None if the mechanism never stops.
     """
@@ -120,6 +122,7 @@ class ConfidentPrice(Price):
 
 
 OutcomeModel = GaussianNoisyMaxPrice | LaplaceNoisyMaxPrice | ExponentialPrice | ConfidentPrice
+"""Price whose parameters fix the distribution of each answer given the votes, as a data-dependent cost requires."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class SparseVectorPrice(Price):
     @property
     def min_teachers(self) -> int:
         """Smallest number of teachers whose unanimous vote passes with probability at least 1/2."""
-        return 2 * math.floor(self.threshold) + 3
+        return compute_min_teachers(self.threshold)
 
     def privacy_events(self, num_queries: int) -> tuple[PrivacyEvent, ...]:
         checks.integer("num_queries", num_queries, low=0, high=self.num_tests, fix="Increase num_tests.")
@@ -179,6 +182,11 @@ class SparseVectorPrice(Price):
         """Make the events of ``num_thresholds`` noisy thresholds, and of ``failure_delta`` if ``with_delta``."""
         threshold_event = events.PureDPEvent(epsilon=2 / self.noise_scale, count=num_thresholds)
         return threshold_event, events.DeltaEvent(delta=self.failure_delta, count=int(with_delta))
+
+
+def compute_min_teachers(threshold: float) -> int:
+    """Compute the smallest number of teachers whose unanimous vote has a distance above ``threshold``."""
+    return 2 * math.floor(threshold) + 3
 
 
 def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -62,7 +61,7 @@ from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import compare_predictions
 from pate_torch.release.charges import explained_interrupts, format_charges
-from pate_torch.release.renderer import write_release
+from pate_torch.release.renderer import copy_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import ReleaseSession, ReleaseStopped
 from pate_torch.students.base import Student, StudentAlgorithm
@@ -259,14 +258,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             ValueError: The folder is not empty, a test class is unknown, or the release has no student to evaluate.
         """
         check_is_fitted(self, "student_")
-        folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()):
-            raise checks.error("folder", str(folder), "is not empty", "Choose a new folder.")
-        report = self._report if evaluation is None else self._evaluate(*evaluation)
-        shutil.copytree(self.release_, folder, dirs_exist_ok=True)
-        if evaluation is not None:
-            write_release(folder, report)
-        return folder
+        report = None if evaluation is None else self._evaluate(*evaluation)
+        return copy_release(self.release_, Path(folder), report)
 
     def _evaluate(self, X: Any, y: Any) -> ReleaseReport:
         """Return the report of the release with the accuracy on public test points."""

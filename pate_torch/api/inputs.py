@@ -128,8 +128,8 @@ def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real
         public: Public points as the user passed them.
         x: PRIVATE. Transformed records [N, ...].
         pool: Transformed public points [P, ...].
-        is_real: Whether equal points are copies (``PointTransform.is_real_valued``). If they can be equal by chance,
-            nothing is said of them.
+        is_real: Whether equal points are copies (``PointTransform.is_real_valued``). If points can be equal by chance,
+            equal points are neither refused nor reported.
 
     Raises:
         ValueError: ``public`` is ``X`` or shares its memory; or more than half of the distinct public points equal

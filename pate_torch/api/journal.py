@@ -80,6 +80,7 @@ class Journal:
             raise
 
     def append(self, kind: str, **facts: Any) -> None:
+        """Write an entry to the disk, and add it to ``lines``."""
         self._write({"kind": kind, **facts})
         self.lines.append(JournalEntry(kind, facts))
 

@@ -220,11 +220,6 @@ class PrivateLabeler:
         """Whether no block used seeded noise. Answers with seeded noise are not private."""
         return all(line.facts["private"] for line in self._journal.lines if line.kind == "block")
 
-    @property
-    def published(self) -> bool:
-        """Whether a published classifier answers all new queries free of charge."""
-        return self._classifier is not None
-
     def close(self, *, settle: bool = True) -> None:
         """Close the journal and settle the open block. With ``settle=False``, the next start continues the block."""
         with self.ledger.exclusive_access():

@@ -1,7 +1,7 @@
 """Messages of the Python interface, in the words of its callers.
 
-The package's errors name the settings of train.py. Each class of the interface has a table of the same words in Python,
-and ``reworded_errors`` translates every ValueError that leaves one of its methods.
+The errors of the package name the settings of train.py. Each class of the interface has a table that maps these names
+to arguments in Python, and ``reworded_errors`` translates every ValueError that one of its methods raises.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from pate_torch.methods.voting import PanelMethod
 from pate_torch.owner_metrics import attack_student
 from pate_torch.planning.gradient_budget import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
-from pate_torch.privacy.accounts import Account, account_charged_error
+from pate_torch.privacy.accounts import Account, make_account_charged_error
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, assign_shards, drop_unusable
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
@@ -407,7 +407,7 @@ class PATE:
         if self._student is None or session.config.test_mechanism is None or session.budget is None:
             raise ValueError("private_test: needs PATE(private_test=0.1), and a student. Call fit_student() first.")
         with (
-            run_folders.hold(session.config.folder),
+            run_folders.hold_run_folder(session.config.folder),
             ReleaseSession.open_uncharged(session.config, session.splits.data, self._clock) as test_session,
         ):
             test_session.budget = replace(session.budget, ledger=test_session.ledger)
@@ -656,7 +656,7 @@ def choose_cap(home: Path, name: str, *, epsilon: float, cap: float | None, allo
     cap, account = None if cap is None else checks.positive("cap", cap), find_account(home, name)
     may_charge = allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
     if account is not None and account.has_release and not may_charge:
-        raise account_charged_error(account, epsilon)
+        raise make_account_charged_error(account, epsilon)
     is_new = account is None or not account.is_charged
     return max(DEFAULT_CAP_EPSILON, epsilon) if cap is None and is_new else cap
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release.charges import format_charges
-from pate_torch.release.renderer import write_release
+from pate_torch.release.renderer import copy_release
 from pate_torch.release.store import ROWS_FILE_NAME
 from pate_torch.release.table_report import measure_usefulness, write_rows
 from pate_torch.session import ReleaseSession
@@ -54,8 +53,15 @@ class TabularSynthesizer(BaseEstimator):
         rounds: Number of rounds of votes for candidate rows, which find relations among many columns at once.
         noise: Kind of noise, "torch" or "discrete".
         random_state: Seed of the model and of the rows, never of the noise. None draws a new seed for each fit.
-        cap, adjacency, allow_refit, allow_duplicate_account, spend_anyway, chosen_by, home, verbose, callback: As for
-            ``PATEClassifier``.
+        cap: Largest total epsilon of the account, as for ``PATEClassifier``.
+        adjacency: Neighboring relation, "add_remove" or "replace_one".
+        allow_refit: Whether to charge an account that has already been charged.
+        allow_duplicate_account: Whether these rows may also be charged to an account of another name.
+        spend_anyway: Whether to spend the whole epsilon even if no table has more signal than noise.
+        chosen_by: How this release was chosen among several, as for ``PATEClassifier``. None if not stated.
+        home: Folder of ledger and runs, as for ``PATEClassifier``.
+        verbose: Whether to print the plan, the charge and the progress.
+        callback: Function callback(stage, done, total) that is told the progress. None to tell nothing.
 
     Attributes:
         domain_: Columns of the table, which are published.
@@ -168,17 +174,11 @@ class TabularSynthesizer(BaseEstimator):
             ValueError: The folder is not empty, or ``evaluation`` is given without a ``target``.
         """
         check_is_fitted(self, "model_")
-        folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()):
-            raise checks.error("folder", str(folder), "is not empty", "Choose a new folder.")
-        report = self._report
+        report = None
         if evaluation is not None:
             rows = measure_usefulness(self.model_, self.domain_.encode(evaluation), self._seed)
-            report = replace(report, evaluation=replace(report.evaluation, baselines=rows))
-        shutil.copytree(self.release_, folder, dirs_exist_ok=True)
-        if evaluation is not None:
-            write_release(folder, report)
-        return folder
+            report = replace(self._report, evaluation=replace(self._report.evaluation, baselines=rows))
+        return copy_release(self.release_, Path(folder), report)
 
     def _make_domain(self) -> TableDomain:
         if (self.public is None) == (self.schema is None):
@@ -191,7 +191,7 @@ class TabularSynthesizer(BaseEstimator):
         elif isinstance(self.schema, TableDomain):
             domain = self.schema
         elif isinstance(self.schema, str | Path):
-            domain = TableDomain.from_dict(_read_yaml(Path(self.schema)))
+            domain = read_domain(Path(self.schema))
         else:
             domain = TableDomain.from_dict(self.schema)
         return domain if self.target is None else replace(domain, target=self.target)
@@ -238,13 +238,15 @@ class TabularSynthesizer(BaseEstimator):
             print(line)
 
 
-def _read_yaml(path: Path) -> Any:
+def read_domain(path: Path) -> TableDomain:
+    """Read the declared columns of a table from a YAML file."""
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        columns = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise checks.error("schema", str(path), f"cannot be read ({error})") from error
+        raise checks.error("schema", str(path), f"cannot be read ({' '.join(str(error).split())})") from error
+    return TableDomain.from_dict(columns)
 
 
 def compare_tables(model: TableModel, rows_NJ: np.ndarray, private_NJ: np.ndarray) -> dict[str, Any]:

@@ -49,11 +49,15 @@ def _make_parser() -> argparse.ArgumentParser:
     path_help = "file of the ledger (default: PATE_LEDGER, or ledger.sqlite in PATE_HOME or in the user's store)"
     shared_options.add_argument("--path", type=Path, help=path_help)
     shared_options.add_argument("--json", action="store_true", help="print one JSON object")
-    parser = argparse.ArgumentParser(prog="pate ledger", description="The privacy ledger (PRIVATE).")
+    parser = argparse.ArgumentParser(
+        prog="pate ledger", description="Show, check, copy or change the privacy ledger, which is private."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add_command(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text, parents=[shared_options])
+        return commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=[shared_options]
+        )
 
     verify = add_command("verify", "recompute every hash, cost and total")
     contains_help = "hash of a ledger head that was stored elsewhere and must be in the chain"
@@ -62,15 +66,15 @@ def _make_parser() -> argparse.ArgumentParser:
     show.add_argument("account", nargs="?", help="name of the account whose entries are listed")
     export = add_command("export", "print every entry as one JSON object per line")
     export.add_argument("--output", type=Path, help="new file for the entries (default: the terminal)")
-    add_command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
+    add_command("backup", "copy the ledger to a new file").add_argument("destination", type=Path, help="new file")
     move = add_command("move", "move ledger.sqlite to a PostgreSQL database, which several machines can charge")
     move.add_argument("url", help="postgresql+psycopg://USER@HOST/DATABASE")
     raise_cap = add_command("raise-cap", "raise the epsilon cap of an account")
     close = add_command("close", "close an account, which then accepts no charge")
     for command in (raise_cap, close):
-        command.add_argument("account")
-        command.add_argument("--reason", required=True)
-    raise_cap.add_argument("epsilon", type=float)
+        command.add_argument("account", help="name of the account")
+        command.add_argument("--reason", required=True, help="reason, which the ledger records")
+    raise_cap.add_argument("epsilon", type=float, help="new cap, above the present one")
     return parser
 
 

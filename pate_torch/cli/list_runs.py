@@ -17,7 +17,8 @@ COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charge
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code, or 2 if the home folder has no runs."""
-    parser = argparse.ArgumentParser(prog="pate runs", description=(__doc__ or "").split(":", 1)[1].strip())
+    description = "List the finished runs of one home folder, newest first, from the summaries of their releases."
+    parser = argparse.ArgumentParser(prog="pate runs", description=description)
     parser.add_argument("--home", type=Path, help="folder that contains runs/ (default: PATE_HOME, or outputs)")
     parser.add_argument("--dataset", help="list only runs that were charged to this account")
     parser.add_argument("--json", action="store_true", help="print all keys of the summaries as JSON")

@@ -32,8 +32,12 @@ COMMANDS = {
     "owner": ("pate_torch.cli.owner", "main", "write the statements of the owner that releases publish"),
     "ledger": ("pate_torch.cli.ledger", "main", "show, check or copy the privacy ledger, or change a cap"),
     "synthesize": ("pate_torch.cli.synthesize", "main", "release a synthetic table"),
-    "site": ("pate_torch.cli.site", "main", "answer a round of several sites that do not trust each other"),
-    "join": ("pate_torch.cli.join", "main", "collect and add up the answers of several sites"),
+    "site": ("pate_torch.cli.site", "main", "take part in a release of several sites that do not trust each other"),
+    "join": (
+        "pate_torch.cli.join",
+        "main",
+        "add up the answers of several sites, and release what is trained on the sum",
+    ),
     "learn": ("pate_torch.cli.learn", "main", "learn and release a hypothesis by an algorithm of the papers"),
     "predict": ("pate_torch.cli.predict", "main", "predict new records or images by a released student"),
     "export": ("pate_torch.students.store", "main", "export a released student for other programs"),
@@ -45,6 +49,10 @@ _JSON = ("--json", dict(action="store_true", help="print one JSON object"))
 _STUDENT = ("run", dict(type=Path, help="folder of a run or of a release, or file of a student"))
 _VOTES = "votes=FILE (predictions [K, P] or aggregated counts [P, C]), num_classes=, dataset.name=, ..."
 _PUBLIC = "file of labeled public records, and settings of train.py and pilot.*"
+_NEIGHBORS = "difference between neighbors: a unit more or less, or another unit (default: add_remove)"
+_NOISE = "continuous noise, or noise of exact integers (default: torch)"
+_UNKNOWN = "refuse unknown categories, or encode them as zeros (default: error)"
+_TABLE = "file of the private table, and settings of train.py"
 _ALGORITHMS = {**DESCRIPTIONS, "bounds": "print the sample size that each algorithm needs"}
 
 ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
@@ -53,8 +61,8 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("settings", dict(nargs="+", metavar="key=value", help="mechanism=<name>, and keys of this mechanism")),
         ("--runs", dict(type=int, help="runs on each side of each pair")),
         ("--queries", dict(type=int, help="queries in each run")),
-        ("--delta", dict(type=float, default=1e-5)),
-        ("--confidence", dict(type=float, default=0.95)),
+        ("--delta", dict(type=float, default=1e-5, help="delta of the claimed epsilon (default: 1e-05)")),
+        ("--confidence", dict(type=float, default=0.95, help="confidence of the lower bound (default: .95)")),
         ("--output", dict(type=Path, help="also write the JSON object to this file, for owner.yaml")),
         _JSON,
     ),
@@ -63,7 +71,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "owner": (("account", dict(help="name of the account (dataset.name, or account= in Python)")),),
     "learn": (
         ("algorithm", dict(choices=_ALGORITHMS, help="; ".join(f"{key}: {_ALGORITHMS[key]}" for key in _ALGORITHMS))),
-        ("settings", dict(nargs="*", metavar="TABLE | key=value")),
+        ("settings", dict(nargs="*", metavar="TABLE | key=value", help=_TABLE)),
         *((f"--{option.name}", dict(default=option.default, **option.metadata)) for option in fields(LearnOptions)),
         ("--below-guarantee", dict(action="store_true", help="continue with too few records for the theorem")),
         ("--sweep", dict(metavar="KEY=VALUES", help="epsilon=.1,.5,1 or n=500,1000: risks on public data")),
@@ -73,7 +81,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     ),
     "synthesize": (
         ("table", dict(type=Path, help="CSV or Parquet file of private rows")),
-        ("--epsilon", dict(type=float, required=True)),
+        ("--epsilon", dict(type=float, required=True, help="epsilon of the release")),
         ("--account", dict(required=True, help="account of the private rows in the ledger")),
         ("--out", dict(type=Path, required=True, help="new folder for everything that may be published")),
         ("--schema", dict(type=Path, help="YAML file that declares the columns")),
@@ -81,24 +89,24 @@ ARGUMENTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--target", dict(metavar="COLUMN", help="column whose relations with pairs of columns are kept")),
         ("--group", dict(metavar="COLUMN", help="column that names the privacy unit, such as patient")),
         ("--rounds", dict(type=int, default=0, help="rounds of votes for candidate rows (default: 0)")),
-        ("--delta", dict(type=float, default=1e-5)),
+        ("--delta", dict(type=float, default=1e-5, help="delta of the guarantee (default: 1e-05)")),
         ("--cap", dict(type=float, help="largest total epsilon of a new account (default: 10)")),
         ("--num-records-about", dict(type=int, help="approximate number of private units, if it is public")),
-        ("--adjacency", dict(default="add_remove", choices=("add_remove", "replace_one"))),
-        ("--noise", dict(default="torch", choices=("torch", "discrete"))),
+        ("--adjacency", dict(default="add_remove", choices=("add_remove", "replace_one"), help=_NEIGHBORS)),
+        ("--noise", dict(default="torch", choices=("torch", "discrete"), help=_NOISE)),
         ("--allow-refit", dict(action="store_true", help="charge an account that has a release already")),
         ("--separator", dict(default=",", help="separator of the values in a CSV file (default: a comma)")),
     ),
     "export": (
         _STUDENT,
         ("--output", dict(type=Path, help="path of the program (default: beside the release folder)")),
-        ("--format", dict(default="torch", choices=("torch", "onnx"), help="onnx: a table's columns are its inputs")),
+        ("--format", dict(default="torch", choices=("torch", "onnx"), help="kind of program (default: torch)")),
     ),
     "predict": (
         _STUDENT,
         ("records", dict(type=Path, help="CSV, Parquet or .npy file, image, or folder of images")),
         ("--id", dict(metavar="COLUMN", help="column that names the rows (default: row numbers)")),
-        ("--unknown", dict(default="error", choices=("error", "zeros"), help="encoding of unknown categories")),
+        ("--unknown", dict(default="error", choices=("error", "zeros"), help=_UNKNOWN)),
         ("--separator", dict(default=",", help="separator of the values in a CSV file (default: a comma)")),
         ("--columns", dict(help="names of the columns, separated by commas, if the file has no header")),
         ("--no-quotes", dict(dest="quotes", action="store_false", help="read quotation marks as part of values")),
@@ -186,7 +194,7 @@ def _parse_arguments(name: str, words: Sequence[str]) -> argparse.Namespace:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
-    description = f"{summary.capitalize()}.\n" + docstring.partition("\n")[2].replace("``", "")
+    description = f"{summary[0].upper()}{summary[1:]}.\n" + docstring.partition("\n")[2].replace("``", "")
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=f"pate {name}", description=description, formatter_class=kind)
     for argument, options in ARGUMENTS[name]:

@@ -4,17 +4,18 @@
     pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80
     pate plan dataset=csv dataset.nominal_size=2000 pilot.dataset=digits --json
 
-The keys are those of ``train.py``; ``teachers`` stands for ``num_teachers``. A plan contains every combination of the
-listed values. Without a list, a plan also tries half and twice the sigma and, with a pilot (``planning/pilot.py``),
-half and twice K. A pilot tries the choices on the public data ``pilot.dataset``: a benchmark, or a file of labeled
-records. ``pate plan public.csv`` also makes this file the run's ``dataset.public_path``.
+``pate plan`` and ``pate diagnose`` take the same arguments. The keys are those of ``train.py``; ``teachers`` stands for
+``num_teachers``. A plan contains every combination of the listed values. Without a list, a plan also tries half and
+twice the sigma and, with a pilot (``planning/pilot.py``), half and twice K. A pilot tries the choices on the public
+data ``pilot.dataset``: a benchmark, or a file of labeled records. ``pate plan public.csv`` also makes this file the
+run's ``dataset.public_path``.
 
     pate diagnose public.csv dataset.path=private.csv dataset.label=income dataset.nominal_size=20000
 
 ``pate diagnose`` measures teachers on these data first, chooses K, mechanism and queries, and reads no ledger.
 
-Nothing is charged, and no private record is read: a plan uses the declarations of the data set's source, and never
-calls ``load()``. The ledger is read for the remaining budget. The exit code is 0 if a plan is printed, even if none of
+Nothing is charged, and no private record is read: a plan uses what the settings declare about the data set, and never
+loads its records. The ledger is read for the remaining budget. The exit code is 0 if a plan is printed, even if none of
 the choices works, and 2 for a wrong argument.
 """
 

@@ -26,14 +26,14 @@ from pate_torch.api.synthesizer import TabularSynthesizer
 from pate_torch.cli.train import run_or_refuse
 from pate_torch.core import checks
 from pate_torch.data.table_files import read_table
+from pate_torch.release.renderer import check_empty_folder
 
 
 def main(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
 
     def synthesize() -> None:
-        if parsed.out.exists() and any(parsed.out.iterdir()):
-            raise checks.error("--out", str(parsed.out), "is not empty", "Choose a new folder.")
+        check_empty_folder("--out", parsed.out)
         table = read_table("table", parsed.table, parsed.separator)
         if parsed.group is not None:
             ids = table[checks.one_of("--group", parsed.group, list(table))]

@@ -42,10 +42,10 @@ def prefixed_errors(group: str) -> Iterator[None]:
         raise ValueError(prefix_error_key(group, error)) from error
 
 
-def nonempty_string(name: str, value: Any, fix: str = "") -> str:
+def nonempty_string(name: str, value: Any) -> str:
     """Check for a string that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise error(name, value, "must be a non-empty string", fix)
+        raise error(name, value, "must be a non-empty string")
     return value
 
 
@@ -76,10 +76,10 @@ def noise_scale(name: str, value: Any, fix: str = "") -> float:
     return float(value)
 
 
-def non_negative(name: str, value: Any, fix: str = "") -> float:
+def non_negative(name: str, value: Any) -> float:
     """Check for a finite number >= 0."""
-    if number(name, value, fix) < 0:
-        raise error(name, value, "must be at least 0", fix)
+    if number(name, value) < 0:
+        raise error(name, value, "must be at least 0")
     return float(value)
 
 
@@ -107,10 +107,10 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
     return int(value)
 
 
-def boolean(name: str, value: Any, fix: str = "") -> bool:
+def boolean(name: str, value: Any) -> bool:
     """Check for True or False."""
     if not isinstance(value, bool):
-        raise error(name, value, "must be true or false", fix)
+        raise error(name, value, "must be true or false")
     return value
 
 

@@ -47,9 +47,10 @@ def _count_cores() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Processes of this machine with one thread each. They decide how fast teachers are trained, but not which.
+    """Processes of this machine with one thread each. Teachers are the same for any number of processes.
 
     Attributes:
+        are_local: Whether the workers run on this machine, as processes that it can fork.
         workers: Number of processes. 1, as on any GPU, to train in the main process. None to use one process for each
             core if processes save time.
         chunk: Number of teachers trained at once, at most 16 on a CPU. None to fit the network, batch and device.

@@ -1,7 +1,8 @@
 """Fused optimizers for networks and for stacked teachers.
 
-The first step of an optimizer of ``torch.optim`` imports PyTorch's compiler, which takes two to three seconds in every
-process. All updates are element-wise, so that no norm or clipping mixes the parameters of different teachers.
+``torch.optim`` is not used, because the first step of its optimizers imports PyTorch's compiler, which takes two to
+three seconds in every process. All updates are element-wise, so that no norm or clipping mixes the parameters of
+different teachers.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Sgd:
 class ParameterBuffer:
     """Parameters in one buffer, each at a multiple of ``VECTOR`` numbers, which an optimizer updates as one parameter.
 
-    An update rounds the numbers after the last vector of a tensor otherwise, so that the bits of a teacher would depend
-    on the number of teachers beside it.
+    A processor rounds numbers at the end of a tensor differently if they fill no whole vector. In separate tensors, the
+    bits of a teacher would therefore depend on the number of teachers that are trained together.
 
     Args:
         params: Initial values of the parameters, of one type on one device.

@@ -26,8 +26,8 @@ Log = Callable[[str, float, int], None]
 Callback = Callable[[str, int, int], object]
 """PRIVATE. A user's callback(stage, done, total). A stage may count the private records."""
 FIRST_LINE_SECONDS, LINE_INTERVAL_SECONDS, RESUME_SECONDS = 3.0, 60.0, 1.0
-"""Time before the first estimate of a stage in a pipe, time between two estimates, and time in which a stage reports
-what an earlier run has done."""
+"""Time before the first estimate of a stage in a pipe, time between two estimates, and time within which the first
+report of a stage counts as work of an earlier run."""
 
 
 def do_nothing(*_: object) -> None:
@@ -44,8 +44,8 @@ def format_duration(seconds: float) -> str:
 
 
 def _make_live_display(stream: TextIO) -> LiveDisplay | None:
-    """Make the bars of a terminal, or None for one that cannot redraw a line. Only a terminal needs rich's import."""
-    from rich import progress
+    """Make the progress bars of a terminal. Return None if the terminal cannot redraw a line."""
+    from rich import progress  # imported here, because only a terminal needs it
     from rich.console import Console
     from rich.text import Text
 
@@ -99,7 +99,7 @@ class Stages:
         def report(done: int, total: int) -> None:
             nonlocal start, next_line, first_done, previous_done, is_finished
             now = time.monotonic()
-            # What is done at once was done by an earlier run. A stage also begins again for the student of each round.
+            # Work that is reported at once was done by an earlier run. A stage begins again for each round's student.
             if done < previous_done or (previous_done < 0 and now - start < RESUME_SECONDS):
                 start, next_line, first_done, is_finished = now, FIRST_LINE_SECONDS, done, False
             previous_done, elapsed = done, now - start

@@ -23,8 +23,8 @@ import filelock
 from pate_torch.core import checks
 
 LOCK_FILE_NAME = ".lock"
-_PARTIAL_FILE_PATTERN = re.compile(r"\.(tmp\w{6}|.+\.partial|.+\.[0-9a-f]{12})")
-"""Names of the unfinished files of safetensors, of ``replace`` and of ``atomic_replacement``."""
+_PARTIAL_FILE_PATTERN = re.compile(r"\.(tmp\w{6}|.+\.[0-9a-f]{12})")
+"""Names of the unfinished files of safetensors and of ``files.atomic_replacement``."""
 _RELEASE_SECONDS = 0.05
 """Number of seconds to wait for a lock that its holder may be releasing."""
 
@@ -92,7 +92,7 @@ def check_root(root: object) -> Path:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def hold_run_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder for this process, and remove the files in it that a killed run left unfinished.
 
     Raises:

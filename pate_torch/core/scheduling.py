@@ -46,11 +46,7 @@ def run_units(
     executor = start(num_workers)
 
     def take_unit() -> Unit | None:
-        if waiting:
-            return waiting.popleft()
-        copies = Counter(unit for unit, _ in running.values() if unit not in finished)
-        latest_start = clock() - SLOW_FACTOR * statistics.median(seconds) if seconds else -math.inf
-        return next((unit for unit, since in running.values() if since < latest_start and copies[unit] == 1), None)
+        return waiting.popleft() if waiting else _find_slow_unit(list(running.values()), finished, seconds, clock())
 
     try:
         while len(finished) < len(units):
@@ -87,3 +83,15 @@ def run_units(
                 print_message(f"A worker was lost; its work begins again. {len(finished)} of {len(units)} are done.")
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _find_slow_unit(
+    running: Sequence[tuple[Unit, float]], finished: set[Unit], seconds: Sequence[float], now: float
+) -> Unit | None:
+    """Find a unit that runs once and much longer than the median of the finished units, or return None.
+
+    ``running`` holds the units that run and their starts, and ``seconds`` the durations of the finished units.
+    """
+    copies = Counter(unit for unit, _ in running if unit not in finished)
+    latest_start = now - SLOW_FACTOR * statistics.median(seconds) if seconds else -math.inf
+    return next((unit for unit, since in running if since < latest_start and copies[unit] == 1), None)

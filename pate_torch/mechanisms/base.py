@@ -40,7 +40,7 @@ class Mechanism(ABC):
         noise_kinds: Kinds of noise that the mechanism supports.
         uses_guide: Whether ``draw`` reads ``context.student_QC``.
         soft: Whether the mechanism opens class probabilities of teachers as well as votes.
-        sensitivity_unit: Unit to which ``max_sensitivity`` applies: "query", "round" or "step".
+        sensitivity_unit: What ``max_sensitivity`` applies to: each "query", "round", "step", "table" or "table set".
     """
 
     input_type: ClassVar[Any]
@@ -112,7 +112,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def draw(self, votes: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Compute the answers, with noise from ``noise`` only, and the events that these answers cost."""
+        """Compute the answers, with noise from ``noise`` only, and the events that these answers cost.
+
+        ``votes`` is the value to open, which need not be votes (``input_type``).
+        """
 
     def make_outcome_model(self) -> OutcomeModel | None:
         """Return the distribution of one answer, or None if the mechanism has no data-dependent cost."""
@@ -200,7 +203,7 @@ class RecordMechanism(Mechanism):
     """Base of the mechanisms that open sums over records.
 
     Attributes:
-        sigma: Standard deviation of the noise.
+        sigma: Standard deviation of the noise, in records (or units) for counts and in clipping norms for gradients.
         adjacency: Adjacency of the partition.
     """
 

@@ -26,7 +26,6 @@ class ClassCounts(RecordMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise of each count, in units. The sum has twice this noise.
-        adjacency: Adjacency of the partition.
 
     Guarantee: D/sigma-GDP, where D is the L2 sensitivity of the vector: sqrt(1 + 1/4) under adjacency add_remove (a
     unit adds 1 to one count and at most 1/2 to half of the sum), sqrt(2 + 1/4) under replace_one.

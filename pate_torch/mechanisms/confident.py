@@ -118,7 +118,6 @@ class InteractiveGNMax(_ScreenedMechanism):
     teachers answer.
 
     Attributes:
-        threshold: Threshold of the check, in votes.
         student_confidence: Probability above which the student's label is the answer.
 
     Guarantee: that of ``ConfidentGNMax``, under the adjacency of the shards. (p depends on a unit by earlier answers

@@ -69,33 +69,29 @@ def draw_gumbel_max(utility_M: NDArray[Any], rate: float, noise: NoiseSource) ->
     return int(np.argmax(compute_log_probabilities(utility_M, rate) + gumbel))
 
 
-def draw_model_index(
-    errors_M: NDArray[Any], epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1
-) -> int:
+def draw_model_index(errors_M: NDArray[Any], epsilon: float, noise: NoiseSource, *, adjacency: str) -> int:
     """Draw the index of a model with few errors by the exponential mechanism.
 
     Args:
-        errors_M: Error *counts* on private validation records that trained no model, int [M]. Error rates are not
-            allowed, because their denominator is private under add_remove.
+        errors_M: Error *counts* on private validation records that trained no model, one record of each privacy unit,
+            int [M]. Error rates are not allowed, because their denominator is private under add_remove.
         epsilon: Cost of the choice, a bounded range.
         noise: Source of noise that was paid for.
         adjacency: Neighboring relation, "replace_one" or "add_remove".
-        sensitivity: Largest number of validation records of one privacy unit.
 
     Guarantee: BoundedRange(epsilon), so epsilon-DP and rho = epsilon^2/8 (never looser than PureDP(epsilon)), under
         either adjacency. Let u_i = -errors_i and P(i) ~ exp(r u_i). Between neighbors ln P(i)/P'(i) =
-        r (u_i - u'_i) + constant. Replace-one: each u_i - u'_i lies in [-s, s], so the log-ratios span 2 r s and
-        r = epsilon/(2s). Add/remove: all u_i move the same way, u_i - u'_i lies in [0, s] or in [-s, 0], so they
-        span r s only and r = epsilon/s, which is twice the rate for the same cost.
+        r (u_i - u'_i) + constant. Replace-one: each u_i - u'_i lies in [-1, 1], so the log-ratios span 2 r and
+        r = epsilon/2. Add/remove: all u_i move in the same direction, each by 0 or 1, so the log-ratios span r only
+        and r = epsilon, which is twice the rate for the same cost.
     Source: McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019, Cesar & Rogers 2021.
     """
     checks.positive("epsilon", epsilon)
-    checks.integer("sensitivity", sensitivity, low=1)
     checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
     errors = np.asarray(errors_M)
     if errors.ndim != 1 or len(errors) == 0:
         raise checks.error("errors_M.shape", errors.shape, "must be (M,), one error count for each of M >= 1 models")
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
         raise ValueError("errors_M: must be error counts (integers of at least 0), not error rates")
-    rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)
+    rate = epsilon if adjacency == "add_remove" else epsilon / 2
     return draw_gumbel_max(-errors.astype(np.int64), rate, noise)

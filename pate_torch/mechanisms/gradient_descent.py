@@ -36,11 +36,10 @@ class GradientDescent(RecordMechanism):
             are short, because the model predicts most records well. A smaller clipping norm gives well-predicted
             records more weight relative to the noise and to the other records.
         steps: Number of steps in each round.
-        first_step_size: Size of the first step. Whitened features are divided by their length R before the fit. A step
-            of size R is then a Newton step for a loss of curvature ``clip_norm``. (The curvature of a logistic loss is
-            at most 1/2, and mostly far smaller.)
+        first_step_size: Size of the first step. Whitened features are divided by their clipping norm R before the fit
+            (``Whitening.radius``). A step of size R is then a Newton step for a loss of curvature ``clip_norm``. (The
+            curvature of a logistic loss is at most 1/2, and mostly far smaller.)
         step_size: Size of the later steps, in the same unit.
-        adjacency: Adjacency of the partition.
 
     Guarantee: each round composes ``steps`` adaptive D/s-GDP mechanisms, hence rho = steps D^2/(2 s^2) (zCDP). Here s
     is sigma in the last round and early_noise_multiplier x sigma before, and D is the L2 sensitivity of the sum divided

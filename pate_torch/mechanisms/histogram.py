@@ -25,7 +25,6 @@ class Histogram(RecordMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise, in records.
-        adjacency: Adjacency of the partition.
 
     Guarantee: D/sigma-GDP for each round, hence rho = D^2/(2 sigma^2) (zCDP). D is the L2 sensitivity of the table: 1
     under adjacency add_remove (one count changes by one), sqrt(2) under replace_one (one record moves to another

@@ -26,7 +26,6 @@ class Marginals(RecordMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise of each count, in units.
-        adjacency: Adjacency of the partition.
         num_tables: Number m of tables.
 
     Guarantee: D/sigma-GDP, hence rho = D^2/(2 sigma^2) (zCDP). D is the L2 sensitivity of all tables together: sqrt(m)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pate_torch.privacy import sensitive
 from pate_torch.privacy.sensitive import CellHistogram, GradientSums, MarginalTables, SoftVotes, Votes
 
-SensitiveValue = Votes | SoftVotes | CellHistogram | GradientSums | MarginalTables
+NeighborValue = Votes | SoftVotes | CellHistogram | GradientSums | MarginalTables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,8 +33,8 @@ class NeighborPair:
     """
 
     name: str
-    left: SensitiveValue
-    right: SensitiveValue
+    left: NeighborValue
+    right: NeighborValue
     student_QC: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class NeighborPair:
         return [rows.index(row) for row in rows]
 
 
-def _get_rows(value: SensitiveValue) -> Tensor:
+def _get_rows(value: NeighborValue) -> Tensor:
     """Return the values that determine the distribution of the answer to each query, [Q, ...]."""
     if isinstance(value, SoftVotes):
         return torch.cat([value.counts_QSV, value.shifted_QSW], 2).flatten(1)

@@ -81,12 +81,12 @@ class PrivateEpsilon:
         except ValueError as error:
             message = f"private_epsilon: {mechanism.name} has no data-dependent cost to publish here ({error}) {fix}"
             raise ValueError(message) from error
-        expected_epsilon = private_price.forecast_epsilon(plan, model, examples, num_queries=num_queries, delta=delta)
+        median_epsilon = private_price.forecast_epsilon(plan, model, examples, num_queries=num_queries, delta=delta)
         labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
-        if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
+        if median_epsilon >= labels_epsilon and not self.allow_net_loss:
             rule = (
                 f"would cost more than it saves: with votes as in private_epsilon.agreement, labels and publication "
-                f"together have epsilon {format_epsilon(expected_epsilon)} in the median, while the labels alone cost "
+                f"together have epsilon {format_epsilon(median_epsilon)} in the median, while the labels alone cost "
                 f"{format_epsilon(labels_epsilon)} for any votes"
             )
             fix = f"{fix} To publish nevertheless, set private_epsilon.allow_net_loss=true."
@@ -96,7 +96,7 @@ class PrivateEpsilon:
 
     @staticmethod
     def privacy_events(plan: PublicationPlan) -> tuple[PrivacyEvent, ...]:
-        """Return the events of the publication."""
+        """Return the events that the publication costs, beside those of the labels."""
         return (plan.publication_event,)
 
     def publish(
@@ -112,7 +112,7 @@ class PrivateEpsilon:
         with budget.spend(self.privacy_events(plan), mechanism="sanitised cost", purpose=PURPOSE_PRICE) as spending:
             standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
             counts_QC = votes.counts_QC.cpu().numpy()
-            price = private_price.publish_price(plan, model, counts_QC, standard_normal, adaptive=False)
+            price = private_price.compute_private_price(plan, model, counts_QC, standard_normal)
             # Cost and epsilon are rounded up to three decimals, because the last bits of a float could reveal the
             # private scale of the noise.
             price = replace(price, rdp=_round_up(price.rdp))

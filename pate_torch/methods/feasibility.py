@@ -17,7 +17,7 @@ from pate_torch.accounting import prices
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, laplace
 from pate_torch.mechanisms.base import Mechanism
-from pate_torch.mechanisms.sparse_vector import DistanceToInstability, SparseVectorMechanism, compute_min_teachers
+from pate_torch.mechanisms.sparse_vector import DistanceToInstability, SparseVectorMechanism
 from pate_torch.methods.base import ModelForecast
 
 NUM_QUANTILES = 4000
@@ -123,9 +123,9 @@ def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: 
     """Compute the lead in votes at which half of the queries are answered, or None if all queries are answered."""
     match mechanism:
         case SparseVectorMechanism():
-            return mechanism.compute_scales(num_queries, num_classes).min_teachers
+            return mechanism.make_price(num_queries, num_classes).min_teachers
         case DistanceToInstability():
-            return compute_min_teachers(mechanism.threshold)
+            return mechanism.min_teachers
     return None
 
 

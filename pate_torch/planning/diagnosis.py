@@ -102,7 +102,7 @@ def compute_proposition_18(
     """
     slack, L = math.log(3 / gamma), math.log(3 * m / gamma)
     T = max(1, math.ceil(nu * m + math.sqrt(2 * nu * m * slack) + 2 * slack / 3))
-    scales = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=T).compute_scales(m)
+    scales = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=T).make_price(m)
     needed = 1 + scales.threshold + scales.noise_scale * (math.log(3 * T / gamma) + 2 * L)
     root = (math.sqrt(L / 2) + math.sqrt(L / 2 + 4 * xi * needed)) / (2 * xi)
     return T, math.ceil(root**2)

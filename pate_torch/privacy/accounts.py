@@ -39,18 +39,12 @@ class BudgetExceeded(ValueError):
     """The release would exceed the cap of the account. Nothing was drawn or charged.
 
     Attributes:
-        spent_epsilon: Epsilon spent, at the account's delta.
-        requested_epsilon: Epsilon of the release.
-        cap_epsilon: Epsilon of the cap.
         fitting_share: Share of the release that would fit under the cap.
     """
 
-    def __init__(
-        self, message: str, *, spent_epsilon: float, requested_epsilon: float, cap_epsilon: float, fitting_share: float
-    ) -> None:
+    def __init__(self, message: str, fitting_share: float) -> None:
         super().__init__(message)
-        self.spent_epsilon, self.requested_epsilon = spent_epsilon, requested_epsilon
-        self.cap_epsilon, self.fitting_share = cap_epsilon, fitting_share
+        self.fitting_share = fitting_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +105,7 @@ class Account:
 
     Attributes:
         name: Declared name of the private data.
-        filter: Privacy filter that enforces the cap.
+        filter: Privacy filter, which holds the cap and enforces it.
         adjacency: Neighboring relation.
         unit: Kind of the privacy unit.
         noise: Kind of noise of every release.
@@ -193,11 +187,11 @@ class Account:
         """Compose events of the account by the accountant with the smallest epsilon, or return the cap if smaller.
 
         The conversion of the filter (``PrivacyFilter.to_epsilon``) is looser. An RDP filter has one order, which suits
-        the cap: for a release that costs 0.5, its epsilon can be 5.
+        the cap: for a release whose smallest epsilon is 0.5, the conversion can give 5.
 
         Args:
             events: Events of releases from the account, whose noise was secret.
-            cap_holds: Whether the cap is a guarantee. The cap is none if releases with seeded noise may have influenced
+            cap_holds: Whether the cap is a guarantee, which it is not if releases with seeded noise may have influenced
                 later releases. The result is then None if the events alone give no finite epsilon.
         """
         terms = {"adjacency": self.adjacency, "unit": self.unit}
@@ -347,7 +341,7 @@ def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
     return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
 
-def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
+def make_account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
     """Make the error for a release that must be the first of its account, if the account is already charged."""
     guarantee, spent_text = account.guarantee, "nothing can be claimed for it"
     if guarantee is not None:
@@ -358,7 +352,7 @@ def account_charged_error(account: Account, requested_epsilon: float) -> ValueEr
     return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
 
 
-def held_out_error(account: Account) -> ValueError:
+def make_held_out_error(account: Account) -> ValueError:
     """Make the error for a release that holds out other units than the account, whose first charge fixed them."""
     if account.held_out:
         problem = f"holds out the units of teachers/held_out/{account.name}.json, which is missing or has changed"
@@ -367,7 +361,7 @@ def held_out_error(account: Account) -> ValueError:
     return ValueError(f"private_test.share: {problem}. Use another data set with its own account, or no test.")
 
 
-def budget_exceeded_error(
+def make_budget_exceeded_error(
     account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
 ) -> BudgetExceeded:
     """Make the error for a release over the cap, with the remaining budget and the share of the release that fits."""
@@ -404,10 +398,4 @@ def budget_exceeded_error(
     elif not is_gaussian and account_filter.kind == "gdp":
         remedy += ", or charge another account, opened with privacy.filter=rdp, which suits mixtures of mechanisms"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}. You can also {remedy}."
-    return BudgetExceeded(
-        message,
-        spent_epsilon=spent_epsilon,
-        requested_epsilon=requested_epsilon,
-        cap_epsilon=account_filter.epsilon,
-        fitting_share=fitting_share,
-    )
+    return BudgetExceeded(message, fitting_share)

@@ -6,7 +6,7 @@
         ...                                                        # write the answers
                                                                    # commit, if no error was raised
 
-If the block ends by an error, or the process dies, the worst case stays charged. No other module charges the
+If the block ends with an error, or the process dies, the worst case stays charged. No other module charges the
 ledger. The only other noise source is ``DryRunNoise``, whose answers cannot be released.
 
 A release that takes several calls is suspended by ``spending.suspend(state)``, with a hash of everything that is needed

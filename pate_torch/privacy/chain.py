@@ -40,6 +40,7 @@ SCHEMA = {
 }
 _SELECT = "SELECT seq, hash, body FROM entries"
 ABANDONED_SECONDS = 3600
+"""Age of a temporary file from which its process counts as killed."""
 RESTORE_HINT = "Keep the file, and restore a backup that contains the hash in your newest summary.json (ledger_head)."
 
 

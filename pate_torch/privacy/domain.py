@@ -177,14 +177,14 @@ class TableDomain:
         return cls(columns=tuple(_parse_column(n, c) for n, c in columns.items()), target=target, source=source)
 
     @classmethod
-    def from_public(cls, public: Any, *, target: str | None = None, num_bins: int = NUM_BINS) -> TableDomain:
-        """Read a domain off PUBLIC rows: types, categories, and quantiles as the limits of bins.
+    def from_public(cls, public: Any, *, target: str | None = None) -> TableDomain:
+        """Read a domain off PUBLIC rows: types, categories, and quantiles as the limits of ``NUM_BINS`` bins.
 
         Raises:
             ValueError: A column has no values, or more than ``MAX_VALUES`` categories.
         """
         table = to_text_columns(public)
-        columns = tuple(_infer_column(name, text, num_bins) for name, text in table.items())
+        columns = tuple(_infer_column(name, text) for name, text in table.items())
         return cls(columns=columns, target=target, source="read off public rows")
 
     def encode(self, table: Any) -> np.ndarray:
@@ -251,7 +251,7 @@ def _parse_date(text: str) -> float:
         return math.nan
 
 
-def _infer_column(name: str, text: Any, num_bins: int) -> DomainColumn:
+def _infer_column(name: str, text: Any) -> DomainColumn:
     """Infer the type and the codes of a column of PUBLIC texts."""
     distinct, index_P = factorize(text)
     present = [value for value in distinct if not is_missing(value)]
@@ -262,14 +262,12 @@ def _infer_column(name: str, text: Any, num_bins: int) -> DomainColumn:
     dates, numbers = np.array(list(map(_parse_date, distinct))), parse_numbers(distinct)
     is_present = np.array([not is_missing(value) for value in distinct])
     if np.isfinite(dates[is_present]).all() and np.isnan(numbers[is_present]).all():
-        return DomainColumn(name=name, kind="date", edges=_make_quantiles(dates[index_P], num_bins, is_whole=True))
+        return DomainColumn(name=name, kind="date", edges=_make_quantiles(dates[index_P], is_whole=True))
     if np.isfinite(numbers[is_present]).all():
         is_whole = bool((numbers[is_present] % 1 == 0).all())
-        if len(set(numbers[is_present])) > (num_bins if is_whole else 1):
+        if len(set(numbers[is_present])) > (NUM_BINS if is_whole else 1):
             kind = "integer" if is_whole else "real"
-            return DomainColumn(
-                name=name, kind=kind, edges=_make_quantiles(numbers[index_P], num_bins, is_whole=is_whole)
-            )
+            return DomainColumn(name=name, kind=kind, edges=_make_quantiles(numbers[index_P], is_whole=is_whole))
     values = sorted(set(map(normalize_class_name, present)) - {OTHER})
     if len(values) > MAX_VALUES:
         problem = f"has {len(values)} different values, more than {MAX_VALUES}"
@@ -277,9 +275,9 @@ def _infer_column(name: str, text: Any, num_bins: int) -> DomainColumn:
     return DomainColumn(name=name, kind="category", values=tuple(values))
 
 
-def _make_quantiles(number_P: np.ndarray, num_bins: int, *, is_whole: bool) -> tuple[float, ...]:
+def _make_quantiles(number_P: np.ndarray, *, is_whole: bool) -> tuple[float, ...]:
     """Make increasing limits of bins with about equally many PUBLIC numbers. The last bin includes its upper limit."""
     finite_P = number_P[np.isfinite(number_P)]
-    edges = np.quantile(finite_P, np.linspace(0, 1, num_bins + 1))
+    edges = np.quantile(finite_P, np.linspace(0, 1, NUM_BINS + 1))
     edges = np.unique(np.floor(edges) if is_whole else edges)
     return tuple(edges.tolist()) if len(edges) > 1 else (float(edges[0]), float(edges[0]) + 1)

@@ -38,11 +38,11 @@ from pate_torch.privacy.accounts import (
     Account,
     Charge,
     Claim,
-    account_charged_error,
     apply_entry,
-    budget_exceeded_error,
-    held_out_error,
     is_within,
+    make_account_charged_error,
+    make_budget_exceeded_error,
+    make_held_out_error,
     make_price_facts,
 )
 from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError, MissingLedgerError
@@ -252,9 +252,9 @@ class Ledger:
             events = state.filter.choose_failures(events, state.total_cost)
             requested_cost = state.filter.compute_cost(events)
             if first_charge_only and state.has_release:
-                raise account_charged_error(state, compute_guarantee(events, state.delta).epsilon)
+                raise make_account_charged_error(state, compute_guarantee(events, state.delta).epsilon)
             if not state.filter.admits(state.total_cost, requested_cost):
-                raise budget_exceeded_error(state, events, requested_cost)
+                raise make_budget_exceeded_error(state, events, requested_cost)
             return requested_cost
 
     def record(
@@ -420,7 +420,7 @@ class Ledger:
             raise
 
     def _find_account(self, name: str) -> Account:
-        """Return an account that later entries change, for use under ``exclusive_access``."""
+        """Return the account itself, not a copy. Later entries change it, so the caller holds ``exclusive_access``."""
         self._catch_up()
         if name not in self._accounts:
             names = ", ".join(self._accounts) or "none yet"
@@ -447,7 +447,7 @@ class Ledger:
             stored = filter_terms[key] if key in filter_terms else getattr(account, key)
             if value is not None and value != stored:
                 if key == "held_out":
-                    raise held_out_error(account)
+                    raise make_held_out_error(account)
                 problem = f"account {name!r} was opened with {stored!r}, for which its charges were computed"
                 raise checks.error(key, value, problem, f"Set it back to {stored!r}.")
         if budget_epsilon not in (None, account.budget_epsilon):

@@ -132,7 +132,7 @@ class DatasetFacts:
             ``add_remove``.
         has_records: Whether private records are present. False for votes that were made elsewhere.
         supported_adjacencies: Relations under which a change of one unit leaves every other record unchanged.
-        advice: Advice for a run with another neighboring relation.
+        advice: Advice for a run whose neighboring relation is not supported.
     """
 
     spec: DataSpec

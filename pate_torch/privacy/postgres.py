@@ -1,8 +1,8 @@
 """A hash chain in a PostgreSQL database, which several machines use: PATE_LEDGER=postgresql+psycopg://user@host/database.
 
 A transaction locks the one row of the table ``head``, and its COMMIT is on the server's disk before it returns. If the
-connection is lost during COMMIT, a new one waits for the lock and looks for the entry. If it fails, an error is raised,
-so that no noise is drawn. No message shows the user or the password in the URL.
+connection is lost during COMMIT, a new connection waits for the lock and looks for the entry. If it finds none, or if
+no connection can be made, an error is raised, so that no noise is drawn. No message shows the user or the password.
 """
 
 from __future__ import annotations
@@ -46,14 +46,17 @@ _UNKNOWN = "Whether the last entry was written is unknown. If it is a charge, it
 
 
 class PostgresConnection:
-    """What a ``HashChain`` uses of ``sqlite3.Connection``. The first statement of a transaction opens a connection."""
+    """A connection with the methods of ``sqlite3.Connection`` that a ``HashChain`` uses.
+
+    The first statement of a transaction connects to the server, and the end of the transaction disconnects.
+    """
 
     def __init__(self, url: str, readonly: bool) -> None:
         problem = "must be postgresql+psycopg://USER@HOST/DATABASE, with %40 for @ in a password. It is not shown"
         with suppress(SQLAlchemyError, ValueError):
             self._url = sqlalchemy.make_url(url)
             parts = f"{self._url.drivername}://{self._url.host}/{self._url.database}"
-            is_ambiguous = "@" in parts or url.count("@") > 1  # an @ is of a password
+            is_ambiguous = "@" in parts or url.count("@") > 1  # one @ may belong to the password
             if parts.startswith("postgresql+psycopg:") and self._url.database and not is_ambiguous:
                 problem = ""
         if problem:
@@ -139,7 +142,7 @@ class PostgresChain(HashChain):
             self._db.commit()
 
     def _end(self, old: HashChain, new: str) -> list[dict[str, Any]]:
-        """End the old chain by the name of this empty one, and return the rows of this one."""
+        """End the old chain by an entry with the name of the new, empty chain. Return the rows of the new chain."""
         with old.transaction():
             old.read_new_entries()
             if old.moved_to != new:

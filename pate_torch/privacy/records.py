@@ -373,8 +373,8 @@ def find_unusable_rows(
 ) -> dict[str, Tensor]:
     """PRIVATE. Return a bool [N] mask of the rows that cannot be used, for each reason that occurs.
 
-    ``x`` and ``y`` are outputs of ``convert_points`` and ``convert_labels``. For the others see
-    ``PrivateRecords.from_rows``.
+    ``x`` and ``y`` are outputs of ``convert_points`` and ``convert_labels``. ``PrivateRecords.from_rows`` explains the
+    other arguments.
     """
     unreadable_N = find_any(len(x), [] if is_readable_N is None else [~torch.from_numpy(is_readable_N)])
     rows_by_reason = {UNREADABLE_POINT: unreadable_N}
@@ -551,7 +551,7 @@ class Dataset:
         evaluation: Test records.
         adjacencies: Neighboring relations under which a change of one unit leaves the position and the role (private
             or public) of every other record unchanged.
-        advice: Advice for a run with another neighboring relation.
+        advice: Advice for a run whose neighboring relation is not among ``adjacencies``.
         num_dropped_by_reason: PRIVATE. Number of unusable records for each reason, which were left out or, under
             replace_one, filled in.
         provenance: Origin (one of ``PROVENANCES``) of each value that is treated as public. The privacy statement
@@ -670,7 +670,8 @@ class Answers:
         label_Q: Labels, int64, NO_ANSWER (-1) where a query has no answer.
         events: Privacy events that the answers incurred.
         score_QC: Released class scores in [0, 1], NaN where unanswered. None if the mechanism releases labels only.
-        from_student_Q: Whether a label is the guide student's (interactive mechanism), bool [Q]. None if none is.
+        from_student_Q: Whether each label comes from the guide student (interactive mechanism), bool [Q]. None if the
+            mechanism uses no student.
         noisy_counts: Noisy counts behind the labels. None if the cost of the mechanism does not cover their release.
         score_PC: Released logits of every public point. None if labels were released.
         model: Released model that gave these logits. None if no model was released.

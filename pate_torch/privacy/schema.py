@@ -348,7 +348,10 @@ def _get_column_names(table: Any) -> list[str] | None:
 
 
 def to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, Any]:
-    """Convert the required columns of a table, or all columns if None, to text, with "" for a missing value."""
+    """Convert the required columns of a table, or all columns if None, to text, with "" for a missing value.
+
+    ``array`` is whether the table may be an array, whose columns have no names.
+    """
     names = _get_column_names(table)
     if names is None:
         values = np.asarray(table)
@@ -396,10 +399,10 @@ def format_value(value: Any) -> str:
     if value is None:
         return ""
     try:
-        is_missing = bool(value != value)  # NaN, and the missing times of pandas
+        is_nan = bool(value != value)  # also the missing times of pandas
     except Exception:  # pandas.NA, arrays and signaling NaN have no such comparison
-        is_missing = True
-    if is_missing:
+        is_nan = True
+    if is_nan:
         return ""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, np.timedelta64)
     if is_integer and 2**53 <= abs(int(value)) < 2**64:

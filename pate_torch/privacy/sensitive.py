@@ -248,11 +248,17 @@ def make_record_sum_sensitivity(shards: Shards, sensitivity: Sensitivity) -> Sen
     return Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency=shards.adjacency)
 
 
-COUNT_SENSITIVITY = {
-    "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
-    "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
-}
-"""Sensitivity of a table that counts each unit once. A unit changes one count by 1, or is counted in another place."""
+def make_table_sensitivity(num_tables: int, adjacency: str) -> Sensitivity:
+    """Make the sensitivity of tables that each count every unit once.
+
+    Adding or removing a unit changes one count of each table by 1. Replacing a unit changes two.
+    """
+    changes = num_tables * {"add_remove": 1, "replace_one": 2}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
+    return Sensitivity(l1=float(changes), l2=math.sqrt(changes), linf=1.0, adjacency=adjacency)
+
+
+COUNT_SENSITIVITY = {adjacency: make_table_sensitivity(1, adjacency) for adjacency in ADJACENCIES}
+"""Sensitivity of one table that counts each unit once, by adjacency."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -286,12 +292,6 @@ class CellHistogram:
     def select(self, index_Q: Tensor) -> CellHistogram:
         """Select the counts of some queries, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
-
-
-def make_table_sensitivity(num_tables: int, adjacency: str) -> Sensitivity:
-    """Make the sensitivity of tables that each count every unit once: a unit changes one or two counts of each."""
-    changes = num_tables * {"add_remove": 1, "replace_one": 2}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
-    return Sensitivity(l1=float(changes), l2=math.sqrt(changes), linf=1.0, adjacency=adjacency)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -24,7 +24,7 @@ _ID_KINDS: Final = {
     "text": (str,),
     "date": (datetime.date, np.datetime64),
 }
-"""Types of ids, whose values are each written in one way. Booleans come first, because bool is a subclass of int."""
+"""Types of ids, by kind. Equal ids of one kind have equal texts. Booleans come first: bool is a subclass of int."""
 _MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
 """Names that stand for a missing id. The last four are the output of ``str`` for missing values."""
 

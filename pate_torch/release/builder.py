@@ -2,7 +2,8 @@
 
 The epsilon of the guarantee is composed from the events that were *reserved* for all files of the release folder
 (labels, the choice of a student, a published cost). Reserved events do not depend on any vote. The account's total is
-composed from all events that were ever reserved. The epsilon that was actually spent is reported as ex post.
+composed from all events that were ever reserved. The epsilon that was spent when the run stopped is reported, too, as
+the ex-post epsilon.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MAX_CONFUSION_CLASSES = 1024  # the confusion matrix of so many classes has a mi
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicData:
-    """Releasable. The public fields of a ``Dataset``, for a report by someone who holds no private records."""
+    """Releasable. The public fields of a ``Dataset``, for a report by a program that has no private records."""
 
     spec: DataSpec
     pool: PublicPool
@@ -70,41 +71,34 @@ def build_report(
 ) -> reports.ReleaseReport:
     """Build the report of a finished run, which holds every fact that may be published.
 
-    ``ledger`` is the claim itself if the ledgers lie elsewhere, and ``trust`` is that of ``ReleaseReport``.
-    ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels. If only labels
-    were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its time. ``seed``
-    is that of the rows of a synthetic table.
+    ``ledger`` is the ledger of the account, or the claim itself if there is no such ledger here. For ``trust`` see
+    ``ReleaseReport``. ``reservation_ids`` lists the reservations of this run, without the reservation of reused labels.
+    If only labels were released, ``student`` is None and ``student_name`` is empty. ``seconds`` maps each stage to its
+    time in seconds. ``seed`` draws the rows of a synthetic table.
     """
-    release, record = written.release if isinstance(written.release, Release) else None, written.record
-    model_release = None if isinstance(written.release, Release) else written.release.model
-    table = describe_table(model_release, seed) if isinstance(model_release, TableModel) else None
-    if isinstance(ledger, reports.AccountClaim):
-        claim, has_ensemble = ledger, False
-    else:
-        claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
-        teachers_id = record.get("teachers_id")
-        has_ensemble = teachers_id is not None and TeacherStore(ledger.home).has_ensemble(teachers_id)
-    has_description = release is not None or table is not None
-    description = release_store.load_method_description(record) if has_description else None
-    # A time is published only if it depends on public sizes alone. If a method has a first stage, the time of the stage
-    # "labels" includes the preparation of private records.
-    is_public_stage = {
-        "labels": description is not None and description.public_time and "first_answers_sha256" not in record,
-        "student": release is not None and not claim.has_part(PURPOSE_STUDENT_CHOICE),
-    }
+    record, release, table = written.record, None, None
+    if isinstance(written.release, Release):
+        release = written.release
+    elif isinstance(written.release.model, TableModel):
+        table = describe_table(written.release.model, seed)
+    claim = ledger
+    if not isinstance(claim, reports.AccountClaim):
+        claim = compute_claim(claim, data.spec.name, record, release, reservation_ids)
+    has_method = release is not None or table is not None
+    method = release_store.load_method_description(record) if has_method else None
     return reports.ReleaseReport(
         record=reports.ReleaseRecord(
-            **_describe_release(record, data, release, description),
+            **_describe_release(record, data, release, method),
             assets=tuple(_list_assets(record, data.spec, owner)),
             teachers_id=record.get("teachers_id"),
-            teachers_reusable=has_ensemble,
+            teachers_reusable=_has_ensemble(ledger, record.get("teachers_id")),
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
             model=model,
             owner=owner,
             chosen_by=chosen_by,
-            seconds={stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)},
+            seconds=_select_public_times(seconds, written, method, claim),
             creation_date=datetime.date.today().isoformat(),
         ),
         claim=claim,
@@ -118,6 +112,30 @@ def build_report(
         table=table,
         trust=trust,
     )
+
+
+def _has_ensemble(ledger: Ledger | reports.AccountClaim, teachers_id: str | None) -> bool:
+    """Return whether the teachers are stored beside the ledger, so that they can be queried again."""
+    if teachers_id is None or isinstance(ledger, reports.AccountClaim):
+        return False
+    return TeacherStore(ledger.home).has_ensemble(teachers_id)
+
+
+def _select_public_times(
+    seconds: Mapping[str, float],
+    written: WrittenRelease,
+    method: MethodDescription | None,
+    claim: reports.AccountClaim,
+) -> dict[str, float]:
+    """Select the times of stages that depend on public sizes alone.
+
+    If a method has a first stage, the time of the stage "labels" includes the preparation of private records.
+    """
+    is_public_stage = {
+        "labels": method is not None and method.public_time and "first_answers_sha256" not in written.record,
+        "student": isinstance(written.release, Release) and not claim.has_part(PURPOSE_STUDENT_CHOICE),
+    }
+    return {stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)}
 
 
 def _describe_release(
@@ -165,7 +183,7 @@ def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -
 
 
 def compute_student_metrics(data: Dataset | PublicData, student: Student | None) -> dict[str, Any]:
-    """Compute the student's metrics on the test set. They may be published only if ``data.evaluation`` is public.
+    """Compute the student's metrics on the test set, which may be published only if ``data.evaluation`` is public.
 
     Returns:
         ``student_accuracy`` and ``student_size`` (None if there is no student or no test set), and ``confusion``.

@@ -1,4 +1,4 @@
-"""What was charged, in one line: after a fit, and after Ctrl-C."""
+"""Formats what was charged as one line, after a fit and after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pate_torch.teachers.store import TeacherStore
 
 
 def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> str:
-    """Format the epsilon of some charges of an account, its total and cap, and the place of the ledger.
+    """Format the epsilon of some charges of an account, the account's total and cap, and the place of the ledger.
 
-    A release that its first answers stopped is charged for these answers alone.
+    If the first answers of a release stopped it, only the cost of these answers counts.
     """
     ledger = "PATE_LEDGER" if os.environ.get("PATE_LEDGER") else (home / "ledger.sqlite").absolute()
     total = account.guarantee
@@ -39,9 +39,9 @@ def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> s
 
 @contextmanager
 def explained_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> Iterator[None]:
-    """Add what the ``with`` block charged to account ``name``, and how to go on, to a KeyboardInterrupt, for the owner.
+    """Add to a KeyboardInterrupt, for the owner, what the block charged to account ``name`` and how to go on.
 
-    ``can_repeat`` tells whether the same call has the same seed, so that it can finish a release.
+    ``can_repeat`` states whether a repeated call has the same seed, so that the repeated call can finish the release.
     """
     opened = find_account(home, name)
     old_ids = {} if opened is None else opened.charges

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from markupsafe import Markup
 
+from pate_torch.core import checks
 from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE
@@ -75,6 +77,21 @@ def write_release(folder: Path, report: ReleaseReport) -> None:
     checksums = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     for name, content in {CHECKSUM_FILE: checksums, **contents}.items():
         write_atomically(folder / name, content)
+
+
+def check_empty_folder(key: str, folder: Path) -> None:
+    """Raise ValueError if a folder exists and is not empty. ``key`` names the folder in the message."""
+    if folder.exists() and any(folder.iterdir()):
+        raise checks.error(key, str(folder), "is not empty", "Choose a new folder.")
+
+
+def copy_release(source: Path, folder: Path, report: ReleaseReport | None) -> Path:
+    """Copy a release into a new folder, and write ``report`` in place of its report unless ``report`` is None."""
+    check_empty_folder("folder", folder)
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    if report is not None:
+        write_release(folder, report)
+    return folder
 
 
 def to_strict_json(content: Mapping[str, Any]) -> str:

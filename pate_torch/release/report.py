@@ -123,7 +123,7 @@ class ChargedRelease:
     """One reservation of the account, for a release in this folder or elsewhere.
 
     Attributes:
-        epsilon: Guarantee of this reservation alone at the report's delta and adjacency; None if no guarantee holds.
+        epsilon: Guarantee of this reservation alone at the terms of the account; None if no guarantee holds.
         accountant: Route by which epsilon was computed.
         is_current: True if the reporting run made this reservation.
         events: Reserved events in the JSON of ``accounting.events``.
@@ -211,8 +211,9 @@ class ReleaseRecord(PublicFacts):
     """The facts on the data, the mechanism, the queries and the released files.
 
     Attributes:
-        sensitivity: Largest change of the value that noise is added to, by one unit: the norms l1, l2 and linf (None
-            if a norm is unbounded or does not enter the cost), ``per`` query, round or step; empty if not known.
+        sensitivity: Largest change, by one unit, of the value that noise is added to: the norms l1, l2 and linf (None
+            if a norm is unbounded or does not enter the cost), and ``per``, which says whether the change is that of a
+            query, a round or a step. Empty if not known.
         noise: "torch" (floating point) or "discrete".
         declared_size: Publicly declared number of records; None if the plan used no declared number.
         public_share: Share of the owner's file that became public points.
@@ -288,7 +289,7 @@ class ReleaseRecord(PublicFacts):
 class AccountClaim(PublicFacts):
     """The guarantee that may be claimed for a release folder, and the state of its account.
 
-    Every epsilon holds at ``delta``. If the noise was not secret, every epsilon is set to None.
+    Every epsilon holds at ``delta``. If the noise was not secret, every epsilon is None.
 
     Attributes:
         private: True if all noise behind the files of the folder was secret.
@@ -513,8 +514,10 @@ def format_price(epsilon: float | None, route: str, *, missing: str) -> tuple[st
     return (missing, "") if epsilon is None else (format_epsilon(epsilon), route)
 
 
-_RECORDS = (Accuracy, Share, Example, ChargedRelease, MethodDescription, PublicAsset, OwnerFacts, EncoderCard)
-_TABLE_RECORDS = (TableReport, ColumnReport)
+_RECORDS = (
+    *(Accuracy, Share, Example, ChargedRelease, TableReport, ColumnReport),
+    *(MethodDescription, PublicAsset, OwnerFacts, EncoderCard, PrivateTest),
+)
 
 
 def _check_releasable(name: str, value: Any) -> None:
@@ -529,7 +532,7 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(value, (*_RECORDS, *_TABLE_RECORDS, PrivateTest)):
+    elif isinstance(value, _RECORDS):
         for field_ in fields(value):
             _check_releasable(f"{name}.{field_.name}", getattr(value, field_.name))
     else:

@@ -1,8 +1,8 @@
 """Writes and reads a release: ``labels.csv`` (the answers) and ``release.json`` (the queries, the method, the cost).
 
-All files may be published, and another student can be trained on the labels later at no cost. Each file is written by
-an atomic rename before the ledger commits. The ledger has the events and the hashes of the files. ``read`` compares a
-release with the ledger, because an edited record could state a smaller epsilon.
+All files may be published, and another student can be trained on the labels later at no privacy cost. Each file is
+written by an atomic rename before the ledger commits. The ledger holds the events and the hashes of the files. ``read``
+compares a release with the ledger, because an edited record could state a smaller epsilon.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
 
 
 def discard_incomplete(run: Path) -> None:
-    """Remove the answers of a run that was killed before it wrote release.json or its model: no claim covers them."""
+    """Remove the answers, which no claim covers, of a run that was killed before it wrote release.json or its model."""
     folder = run / "release"
     if not any((folder / name).exists() for name in ("release.json", *_MODEL_FILES.values())):
         for name in ANSWER_FILES.values():

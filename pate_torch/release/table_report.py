@@ -16,7 +16,7 @@ from pate_torch.release.report import Accuracy, ColumnReport, Share, TableReport
 from pate_torch.synthesis.model import TableModel
 
 MIN_SHARE = 0.01
-"""Smallest share of the rows of a code that enters the associations."""
+"""Smallest share of the rows that a code must have to be counted in the associations."""
 
 
 def write_rows(path: Path, table: Mapping[str, Sequence[Any]]) -> None:
@@ -36,7 +36,7 @@ def describe_table(model: TableModel, seed: int) -> TableReport:
     codes_NJ = model.sample_codes(model.size, np.random.default_rng(seed))
     columns = []
     for index, column in enumerate(model.domain.columns):
-        counts, variance = _sum_tables(model, index)
+        counts, variance = _average_tables(model, index)
         total = max(1.0, float(np.sum(counts)))
         shares = np.bincount(codes_NJ[:, index], minlength=column.size) / len(codes_NJ)
         names = tuple(name or "missing" for name in column.names)
@@ -51,8 +51,8 @@ def describe_table(model: TableModel, seed: int) -> TableReport:
     )
 
 
-def _sum_tables(model: TableModel, column: int) -> tuple[np.ndarray, float]:
-    """Return the mean noisy count of each code over all tables with this column, and its largest variance."""
+def _average_tables(model: TableModel, column: int) -> tuple[np.ndarray, float]:
+    """Return the mean noisy count of each code, [S], over all tables with this column, and the variance of a mean."""
     parts, variances = [], []
     for clique, counts in model.tables.counts.items():
         if column in clique:
@@ -66,8 +66,8 @@ def _sum_tables(model: TableModel, column: int) -> tuple[np.ndarray, float]:
 def compute_associations(codes_NJ: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[float, ...], ...]:
     """Compute Cramer's V of each pair of columns, [J][J], with 1 on the diagonal.
 
-    Codes of less than ``MIN_SHARE`` of the rows are left out: a few rows of two rare codes, which noise alone can make,
-    would outweigh all others.
+    Codes of less than ``MIN_SHARE`` of the rows are left out, because a few rows with two rare codes, which noise alone
+    can produce, would outweigh all other rows.
     """
     result, is_common = np.eye(len(sizes)), []
     for codes_N, size in zip(codes_NJ.T, sizes, strict=True):
@@ -86,8 +86,8 @@ def compute_associations(codes_NJ: np.ndarray, sizes: Sequence[int]) -> tuple[tu
 def measure_usefulness(model: TableModel, test_NJ: np.ndarray, seed: int = 0) -> tuple[Accuracy, ...]:
     """Measure the accuracy on PUBLIC test rows of classifiers of the target that were trained on synthetic rows.
 
-    Synthetic rows whose target no test row has, such as a missing one, are left out of the training: boosting with a
-    class of a few rows among thousands diverges.
+    Synthetic rows whose target occurs in no test row, such as a missing value, are left out of the training, because
+    gradient boosting diverges if a class has a few rows among thousands.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression

@@ -1,8 +1,8 @@
-"""The charter: which sites take part, with which keys, and on which terms; and its fingerprint as 24 words.
+"""The charter, which states the sites, their keys and the terms; and the fingerprint of the charter as 24 words.
 
 The joiner writes and signs the charter. Each site checks the charter, and people compare its fingerprint by voice or on
 paper, without the joiner. One comparison covers the keys of all pairs of sites, because the fingerprint is the SHA-256
-of all bytes of the charter. A shorter fingerprint would not do: the joiner could search for two charters that share it.
+of all bytes of the charter. With a shorter fingerprint, the joiner could search for two charters with the same one.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ class Charter:
     def make_file(
         self, kind: str, content: Mapping[str, Any], signing_key: Ed25519PrivateKey, body: bytes = b""
     ) -> bytes:
-        """Make a signed file that holds under this charter alone."""
+        """Make a signed file that belongs to this charter and is refused under any other charter."""
         return signed.make_file(kind, {"charter": self.digest.hex(), **content}, signing_key, body)
 
     def read_file(self, raw: bytes, kind: str, fields: Mapping[str, signed.Condition], source: str) -> SignedFile:
-        """Read a file of ``make_file``, which the site at its field "place" signed, or else the joiner."""
+        """Read a file of ``make_file``, which the site in its field "place" signed, or else the joiner."""
         file = signed.read_file(raw, kind, {"charter": is_hex(32), **fields}, source)
         place = file.content.get("place")
         if file.content["charter"] != self.digest.hex():
@@ -157,7 +157,7 @@ def make_charter(key_files: Sequence[bytes], terms: Terms, joiner_key: Ed25519Pr
 
 
 def read_charter(raw: bytes, source: str = "") -> Charter:
-    """Read a charter and check all that does not depend on the reader.
+    """Read a charter, and check everything that is the same for all readers.
 
     Raises:
         ValueError: A signature is wrong, a key appears twice or gives no secret, or the terms do not fit the sites.
@@ -217,14 +217,14 @@ def _check_keys(file: SignedFile, sites: Sequence[KeyFile], joiner_key: bytes) -
 
 @cache
 def load_words() -> tuple[str, ...]:
-    """Load the 2,048 words, of which four letters identify each (the English list of BIP 39, MIT license)."""
+    """Load the 2,048 words of the English list of BIP 39 (MIT license). Four letters identify a word."""
     words = tuple(resources.files("pate_verify").joinpath("words.txt").read_text("ascii").split())
     assert len(set(words)) == 1 << _BITS_PER_WORD
     return words
 
 
 def encode_words(digest: bytes) -> list[str]:
-    """Encode 256 bits, and 8 bits of their SHA-256 that show a misheard word, as 24 words (BIP 39)."""
+    """Encode 256 bits as 24 words (BIP 39), with 8 bits of their SHA-256, by which a misheard word is found."""
     assert len(digest) == 32
     number = int.from_bytes(digest + hashlib.sha256(digest).digest()[:1], "big")
     shifts = range(_BITS_PER_WORD * (NUM_WORDS - 1), -1, -_BITS_PER_WORD)
@@ -235,7 +235,7 @@ def decode_words(text: str) -> bytes:
     """Decode 24 words to 256 bits.
 
     Raises:
-        ValueError: There are not 24 words, a word is not in the list, or the words do not belong together.
+        ValueError: There are not 24 words, a word is not in the list, or a word was misheard.
     """
     words = text.casefold().split()
     if len(words) != NUM_WORDS:

@@ -1,7 +1,7 @@
-"""Descent over several rounds: the joiner asks for one step after another, and every site charges each round.
+"""Gradient descent over several rounds: the joiner asks for one step after another, and every site charges each round.
 
-The noise of all steps is fixed before the first round. The steps themselves are post-processing of the noisy sums: the
-length of all steps follows from the sum of the first round, and the weights of a round from the sum of the last one.
+The noise of all steps is fixed before the first round. The steps are post-processing of the noisy sums: the sum of the
+first round decides the length of all steps, and the sum of each round decides the weights of the next round.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ def ask_step(joiner: Joiner, kind: Descent, epsilon: float, *, again: bool = Fal
         Slot, round file and public file.
     """
     rounds = joiner.load_rounds()
-    slot = max((other for other, (each, *_) in rounds.items() if each.kind == kind.name), default=-1)
-    current = rounds[slot][1] if slot in rounds else None
+    slots = [slot for slot, each in enumerate(rounds) if isinstance(each.kind, Descent)]
+    current = rounds[slots[-1]].kind if slots else None
     if not isinstance(current, Descent) or current.settings != kind.settings:
         return joiner.ask(kind, epsilon)
-    if not rounds[slot][2] and not again:
+    slot = slots[-1]
+    if not rounds[slot].has_sum and not again:
         fix = "Run `pate join sum`, or add --again: a new slot, which every site charges in full."
         raise checks.error("round", slot, "has no sum, which the next step needs", fix)
     slots = joiner.list_slots(slot)
-    finished = [other for other in slots if rounds[other][2]]
+    finished = [other for other in slots if rounds[other].has_sum]
     if len(finished) >= kind.steps:
         problem = f"were all taken ({kind.steps})"
         raise checks.error("steps", kind.steps, problem, "Run `pate join train`; for another descent change a setting.")

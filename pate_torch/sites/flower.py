@@ -1,9 +1,10 @@
 """Flower as a transport: a Flower app that moves the files of the protocol, and nothing else.
 
-The app of the server sends what the folder of the joiner holds for all sites, collects what lies in the outboxes of
-their mailboxes, bundles the keys and adds up the answers. The app of a client moves files between Flower and a mailbox
-(``pate_torch.sites.mailbox``). It reads no records and no keys, because whoever starts a run of Flower chooses the code
-that runs at the clients. Masks and noise come from the site, never from Flower, and no step relies on its encryption.
+The app of the server sends the files that the joiner has for all sites, collects the files in the outboxes of their
+mailboxes, bundles the keys and adds up the answers. The app of a client moves files between Flower and a mailbox
+(``pate_torch.sites.mailbox``). The client reads no records and no keys, because the person who starts a run of Flower
+chooses the code that runs at the clients. Masks and noise come from the site, never from Flower, and no step relies on
+the encryption of Flower.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def forward_files(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def run(grid: Grid, context: Context) -> None:
-    """Exchange files until the joiner has what it waits for."""
+    """Exchange files until the joiner has all files that it waits for (``mailbox.run_joiner``)."""
     from pate_torch.sites.joiner import Joiner
 
     config = context.run_config

@@ -1,4 +1,4 @@
-"""The side of the joiner: it writes the charter and the rounds, adds up the answers, and signs their sum.
+"""The part of the joiner in the protocol: it writes the charter and the rounds, and signs the sum of the answers.
 
 The joiner holds no record, draws no noise and has no account. A round takes its slot durably before its file is
 written, so that no slot is used for two rounds. A round that failed keeps its slot, and its price stays in the total.
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -24,7 +25,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement, create_private_folder, write_atomically
 from pate_torch.sites.charter import Charter, Terms, make_charter, read_charter
-from pate_torch.sites.keys import create_joiner_key, load_joiner_key
+from pate_torch.sites.keys import create_joiner_key, load_joiner_key, read_stored_file
 from pate_torch.sites.pairs import bundle_confirmations
 from pate_torch.sites.rounds import Round, make_round, make_sum_file, read_round
 from pate_torch.sites.shares import compute_events, compute_share
@@ -38,12 +39,12 @@ This folder holds the signing key of the joiner. The other files were sent to al
 """
 _SIGMA_STEPS = 1 << 16  # sigma is a multiple of 2^-16
 _NOISE_FACTORS = (1 + 1e-9, 1 + 1e-7, 1 + 1e-5, *(1 + 2.0**-power for power in range(12, -1, -1)))
-"""Factors of the noise of Gaussian differential privacy, of which the first that keeps to epsilon is taken."""
+"""Multiples of the noise that a Gaussian number needs. The first multiple whose price is at most epsilon is used."""
 
 
 @dataclass
 class JoinerRecord:
-    """What the joiner did.
+    """Hashes of the files that the joiner signed, as hexadecimal digits.
 
     Attributes:
         charter: SHA-256 of the charter.
@@ -58,6 +59,20 @@ class JoinerRecord:
     last_sum: str = ZERO_DIGEST
 
 
+class PlannedRound(NamedTuple):
+    """A round that the joiner asked for.
+
+    Attributes:
+        round: Content of the round file.
+        kind: What the round counts.
+        has_sum: Whether the answers of all sites were added up.
+    """
+
+    round: Round
+    kind: TableKind
+    has_sum: bool
+
+
 @dataclass(frozen=True)
 class NoisySum:
     """Releasable. The sum of the tables of all sites with the noise of all shares.
@@ -66,8 +81,8 @@ class NoisySum:
         id: Id of the sum, the first 16 digits of the SHA-256 of the round file.
         slot: Slot of the round.
         kind: What was counted.
-        numbers: Noisy sum, in units of 1, float64.
-        sigma: Standard deviation of the noise of each number, in units of 1.
+        numbers: Noisy sum, float64, of the shape of the table. 1 is one count, or the length 1 of a feature vector.
+        sigma: Standard deviation of the noise of each number, in the same unit.
     """
 
     id: str
@@ -79,16 +94,16 @@ class NoisySum:
 
 @dataclass(frozen=True)
 class Joiner:
-    """The joiner: its folder with key, charter, rounds and sums.
+    """The joiner, which needs no private records.
 
     Attributes:
-        folder: The folder.
+        folder: Folder with the key, the charter, the rounds and the sums.
     """
 
     folder: Path
 
     def create_charter(self, key_files: Mapping[str, bytes], terms: Terms) -> bytes:
-        """Make the charter of the sites with these key files, by their names in messages, in this order."""
+        """Make the charter of the sites whose key files these are, {name of the file in messages: bytes}, in order."""
         create_private_folder(self.folder, _README)
         with self._lock():
             if self._record_path.exists():
@@ -103,12 +118,12 @@ class Joiner:
 
     @property
     def charter(self) -> Charter:
-        """The charter."""
+        """Charter of the sites, which is read from the folder and checked."""
         with self._open() as record:
             return read_charter(self._read("charter.json", record.charter), "charter.json")
 
     def bundle(self, confirmations: Mapping[str, bytes]) -> bytes:
-        """Bundle the confirmations of all sites into the file of keys, which every site needs."""
+        """Bundle the confirmation files of all sites into the file of keys, which every site needs."""
         return bundle_confirmations(self.charter, confirmations, load_joiner_key(self._key_path))
 
     def ask(self, kind: TableKind, epsilon: float, first_slot: int | None = None) -> tuple[int, bytes, bytes]:
@@ -117,7 +132,8 @@ class Joiner:
         Args:
             kind: What is counted.
             epsilon: Largest price of the round, or of all rounds that are planned together.
-            first_slot: Slot of the first of several rounds, whose noise and public file are used. None for a new plan.
+            first_slot: Slot of the first of several planned rounds, whose noise and public file this round shares.
+                None for a new plan.
 
         Returns:
             Slot, round file and public file.
@@ -160,9 +176,10 @@ class Joiner:
         return slot, raw, public
 
     def sum(self, answers: Mapping[str, bytes], slot: int | None = None) -> tuple[int, bytes]:
-        """Add up the answers of all sites to the newest round, and return its slot and the signed sum file.
+        """Add up the answers of all sites to the round of ``slot``, by default the newest round.
 
-        The same answers give the same bytes.
+        Returns:
+            Slot, and signed sum file. The same answers give the same bytes.
         """
         charter, key = self.charter, load_joiner_key(self._key_path)
         with self._open() as record:
@@ -181,15 +198,18 @@ class Joiner:
                 self._save(record)
         return slot, raw
 
-    def load_rounds(self) -> dict[int, tuple[Round, TableKind, bool]]:
-        """Load all rounds by their slots, each with what it counts and whether it has a sum."""
+    def load_rounds(self) -> tuple[PlannedRound, ...]:
+        """Load the rounds of all slots in order, failed ones included."""
         charter = self.charter
         with self._open() as record:
-            slots = sorted(map(int, record.rounds))
-            return {slot: (*self._read_round(record, charter, slot), str(slot) in record.sums) for slot in slots}
+            slots = range(len(record.rounds))
+            return tuple(
+                PlannedRound(*self._read_round(record, charter, slot), has_sum=str(slot) in record.sums)
+                for slot in slots
+            )
 
     def load_sum(self, slot: int | None = None) -> NoisySum:
-        """Load the newest sum, or that of a slot."""
+        """Load the sum of the round of ``slot``, by default of the newest round."""
         charter = self.charter
         with self._open() as record:
             slot = self._choose_slot(record, slot)
@@ -203,45 +223,38 @@ class Joiner:
         return NoisySum(current_round.digest.hex()[:16], slot, kind, numbers, sigma)
 
     def list_slots(self, slot: int) -> list[int]:
-        """List the slots of the rounds that were planned together with that of ``slot``, failed ones included."""
-        rounds = self.list_rounds()
+        """List the slots of the rounds that were planned together with the round of ``slot``, failed ones included."""
+        rounds = [each.round for each in self.load_rounds()]
         return [other for other, each in enumerate(rounds) if each.files == rounds[slot].files]
 
     # ---- prices -----------------------------------------------------------------------------------------------------
 
     def compute_guarantees(self, slot: int) -> dict[int, Guarantee]:
-        """Compute the guarantee against each number of colluding sites; 0 for who sees results only.
+        """Compute the guarantee against each number of colluding sites, of all rounds planned together with ``slot``.
 
-        The guarantee is that of the round and of all rounds that were planned together with it.
+        Number 0 is the guarantee against readers who see the results only.
         """
         slots = self.list_slots(slot)
         return {u: self.compute_guarantee(slots, u) for u in range(len(self.charter.sites))}
 
     def compute_total(self) -> Guarantee:
-        """Compute the guarantee of all rounds of the charter, aborted rounds included, against t colluding sites.
+        """Compute the guarantee of all rounds of the charter, failed rounds included, against t colluding sites.
 
         No site reserved more for this charter.
         """
-        return self.compute_guarantee(range(len(self.list_rounds())), self.charter.terms.colluding)
+        return self.compute_guarantee(range(len(self.load_rounds())), self.charter.terms.colluding)
 
     def compute_guarantee(self, slots: Iterable[int], colluding: int) -> Guarantee:
-        """Compute the guarantee of the rounds of some slots together against some colluding sites."""
+        """Compute the guarantee of the rounds of these slots together against ``colluding`` sites and the joiner."""
         terms, events = self.charter.terms, self.compute_events(slots, colluding)
         return compute_guarantee(events, float(Fraction(terms.delta)), adjacency=terms.adjacency, unit=terms.unit)
 
     def compute_events(self, slots: Iterable[int], colluding: int) -> tuple[PrivacyEvent, ...]:
-        """Compute the price of the rounds of some slots together against some colluding sites."""
-        charter, events = self.charter, list[PrivacyEvent]()
-        with self._open() as record:
-            for slot in slots:
-                events += compute_round_events(charter, *self._read_round(record, charter, slot), colluding)
+        """Compute the privacy events of the rounds of these slots against ``colluding`` sites and the joiner."""
+        charter, rounds, events = self.charter, self.load_rounds(), list[PrivacyEvent]()
+        for slot in slots:
+            events += compute_round_events(charter, rounds[slot].round, rounds[slot].kind, colluding)
         return tuple(events)
-
-    def list_rounds(self) -> tuple[Round, ...]:
-        """List the rounds of all slots in order, aborted ones included."""
-        charter = self.charter
-        with self._open() as record:
-            return tuple(self._read_round(record, charter, slot)[0] for slot in range(len(record.rounds)))
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
@@ -272,13 +285,7 @@ class Joiner:
             temporary.write_text(json.dumps(asdict(record), sort_keys=True))
 
     def _read(self, name: str, digest: str) -> bytes:
-        path, pending = self.folder / name, self.folder / f"{name}.pending"
-        if pending.exists() and hashlib.sha256(pending.read_bytes()).hexdigest() == digest:
-            pending.replace(path)
-        raw = path.read_bytes() if path.exists() else b""
-        if hashlib.sha256(raw).hexdigest() != digest:
-            raise checks.error("folder", str(self.folder), f"its file '{name}' is missing or was altered")
-        return raw
+        return read_stored_file(self.folder / name, self.folder / f"{name}.pending", digest)
 
     def _read_round(self, record: JoinerRecord, charter: Charter, slot: int) -> tuple[Round, TableKind]:
         raw = self._read(f"round-{slot}.json", record.rounds[str(slot)])
@@ -294,7 +301,7 @@ class Joiner:
 
 
 def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fraction:
-    """Compute the smallest noise of H - t shares, within a small factor, whose price is at most ``epsilon``."""
+    """Compute the noise of H - t shares whose price is at most ``epsilon``, close to the smallest such noise."""
     checks.positive("epsilon", epsilon)
     terms, num_sites = charter.terms, len(charter.sites)
     delta, change = float(Fraction(terms.delta)), kind.make_change(terms.adjacency)

@@ -79,7 +79,7 @@ def read_key_file(raw: bytes, source: str = "") -> KeyFile:
 
 @dataclass
 class Secrets:
-    """PRIVATE. The private keys of a site and what the site did with them; keys are in hexadecimal digits.
+    """PRIVATE. The private keys of a site and what the site did with them. Keys and hashes are hexadecimal digits.
 
     Attributes:
         site: Name of the site.
@@ -133,7 +133,7 @@ class SiteState:
 
     @classmethod
     def create(cls, folder: Path, site: str, num_slots: int = DEFAULT_NUM_SLOTS) -> SiteState:
-        """Make new keys in an empty folder; ``key_file`` is what the site sends to the joiner."""
+        """Make new keys in a folder without keys. The site sends ``key_file`` to the joiner."""
         checks.integer("slots", num_slots, 1, MAX_NUM_SLOTS)
         if not is_text(site) or unicodedata.normalize("NFC", site) != site:
             raise checks.error("site", site, "must be a name of 1 to 200 printable characters in the form NFC")
@@ -196,25 +196,29 @@ class SiteState:
             yield secrets
 
     def save(self, secrets: Secrets) -> None:
-        """PRIVATE. Replace the secrets on disk, durably; what the new secrets lack is erased."""
+        """PRIVATE. Replace the secrets on disk, durably. Keys that ``secrets`` lacks are erased from the disk."""
         _write_privately(self._secrets_path, json.dumps(asdict(secrets), sort_keys=True).encode())
 
     def write_pending(self, name: str, raw: bytes) -> None:
-        """Write a file durably under a name that shows that its hash is not stored yet."""
+        """Write a file durably under a pending name, because its hash is not among the secrets yet."""
         _write_privately(self._get_pending_path(name), raw)
 
     def finish_pending(self, name: str, digest: str) -> bytes:
         """Return the file whose hash is stored, and complete its renaming if a crash prevented this."""
-        pending, path = self._get_pending_path(name), self.folder / f"{name}.pate"
-        if pending.exists() and hashlib.sha256(pending.read_bytes()).hexdigest() == digest:
-            pending.replace(path)
-        raw = path.read_bytes() if path.exists() else b""
-        if hashlib.sha256(raw).hexdigest() != digest:
-            raise checks.error("folder", str(self.folder), f"its file '{path.name}' is missing or was altered")
-        return raw
+        return read_stored_file(self.folder / f"{name}.pate", self._get_pending_path(name), digest)
 
     def _get_pending_path(self, name: str) -> Path:
         return self.folder / f"{name}.pending"
+
+
+def read_stored_file(path: Path, pending: Path, digest: str) -> bytes:
+    """Read a file whose SHA-256 is stored, after its renaming from ``pending`` if a crash prevented the renaming."""
+    if pending.exists() and hashlib.sha256(pending.read_bytes()).hexdigest() == digest:
+        pending.replace(path)
+    raw = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(raw).hexdigest() != digest:
+        raise checks.error("folder", str(path.parent), f"its file '{path.name}' is missing or was altered")
+    return raw
 
 
 def create_joiner_key(path: Path) -> Ed25519PrivateKey:

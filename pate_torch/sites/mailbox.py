@@ -1,13 +1,13 @@
-"""Mailboxes: folders through which a program that no site has to trust moves the files of the protocol.
+"""Mailboxes: folders through which a program that the sites need not trust moves the files of the protocol.
 
-Flower and NVFlare run code at a site that their server sent. Such a transport must reach neither the records nor the
-keys of the site, so it runs as a user of its own, and all that this user reaches is a mailbox:
+Flower and NVIDIA FLARE run code at a site that their server sent. Such a transport must reach neither the records nor
+the keys of the site, so it runs as a user of its own, and this user reaches nothing but a mailbox:
 
     anna-mail/inbox     charter.json, keys.json, round-0.json, round-0.public, sum-0.json    # what the joiner sent
     anna-mail/outbox    site.key, site.confirmed, answer-0.pate                              # what the joiner gets
 
-The site reads the inbox by itself: people do it with ``pate site``, or this command does it until it is stopped. The
-command confirms no charter, and it answers under a charter that people confirmed with ``pate site confirm`` alone.
+The site reads the inbox with programs of its own: with ``pate site``, or with this command, which runs until it is
+stopped. The command confirms no charter, and answers only under the charter that ``pate site confirm`` confirmed.
 
     python -m pate_torch.sites.mailbox anna-mail --folder anna --data patients.csv
 """
@@ -22,9 +22,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pate_torch.sites.options import add_data_options, get_encoder_files, make_data_reader
 
 if TYPE_CHECKING:
     from pate_torch.sites.joiner import Joiner
@@ -40,7 +41,7 @@ Exchange = Callable[[Mapping[str, bytes]], Iterable[Mapping[str, bytes]]]
 
 
 def exchange_files(mailbox: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Put files of the joiner into the inbox of a site, and return the files of its outbox. Nothing is checked."""
+    """Put files of the joiner into the inbox of a site, and return the files of its outbox, without any check."""
     for name, raw in files.items():
         path = mailbox / "inbox" / name
         if _TO_SITES.fullmatch(name) and not (path.exists() and path.read_bytes() == raw):
@@ -52,13 +53,20 @@ def exchange_files(mailbox: Path, files: Mapping[str, bytes]) -> dict[str, bytes
 
 
 def run_joiner(joiner: Joiner, exchange: Exchange, *, num_sites: int, seconds: float, pause_seconds: float) -> None:
-    """Exchange files with all sites until the joiner has what it waits for, and send what it made of this.
+    """Exchange files with all sites until the joiner has all files that it waits for, and send what it made of them.
 
     The joiner waits for the key files of all sites if it has no charter, for all confirmations if it has no bundle of
     keys, and for all answers if its newest round has no sum.
 
+    Args:
+        joiner: The joiner.
+        exchange: Function that exchanges files with all sites.
+        num_sites: Number of sites.
+        seconds: Time after which the function gives up.
+        pause_seconds: Time between two exchanges.
+
     Raises:
-        ValueError: Files are missing after this time, or cannot be used.
+        ValueError: Files are missing or cannot be used after ``seconds``.
     """
     from pate_torch.core import checks
 
@@ -84,7 +92,7 @@ def load_outgoing(joiner: Joiner) -> dict[str, bytes]:
 
 
 def take_replies(joiner: Joiner, replies: Iterable[Mapping[str, bytes]], num_sites: int) -> str:
-    """Store the files of the sites, bundle the keys or add up the answers, and return what prevented this, or ""."""
+    """Store the files of the sites, and bundle the keys or add up the answers. Return why this failed, or ""."""
     from pate_torch.core.files import write_atomically
 
     received: dict[str, dict[str, bytes]] = {}
@@ -111,7 +119,7 @@ def take_replies(joiner: Joiner, replies: Iterable[Mapping[str, bytes]], num_sit
 
 
 def _list_slots(joiner: Joiner) -> tuple[list[int], list[int]]:
-    """List the slots of all rounds and of all sums; a file that a crash left is in no list."""
+    """List the slots of all rounds and of all sums. The record of the joiner lists no file that a crash left."""
     path = joiner.folder / "joiner.json"
     record = json.loads(path.read_text()) if path.exists() else {"rounds": {}, "sums": {}}
     return sorted(map(int, record["rounds"])), sorted(map(int, record["sums"]))
@@ -121,9 +129,9 @@ def _list_slots(joiner: Joiner) -> tuple[list[int], list[int]]:
 
 
 def answer_inbox(site: Site, mailbox: Path, read_data: Callable[..., Any], encoder: Any = None) -> str:
-    """Answer the inbox, under the charter that people confirmed alone, and return what was refused, or "".
+    """Answer the newest round in the inbox, if people confirmed its charter. Return why this was refused, or "".
 
-    Only the site may see the returned text, because it may tell how many records there are.
+    Only the site may see the returned text, because the text may tell how many records there are.
     """
     from pate_torch.core.files import write_atomically
     from pate_torch.sites.pairs import accept_bundle
@@ -157,26 +165,20 @@ def _find_newest(inbox: Path, kind: str) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer what comes into a mailbox, until the time is over or the command is stopped."""
+    """Answer rounds that arrive in a mailbox, until the time is over or the command is stopped."""
     from pate_torch.core import run_folders
     from pate_torch.sites.keys import SiteState
-    from pate_torch.sites.points import read_columns
     from pate_torch.sites.site import Site
 
-    parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=__doc__.partition("\n")[0])
+    description = "Answer the rounds that arrive in a mailbox, under a charter that people have confirmed by pate site."
+    parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=description)
     parser.add_argument("mailbox", type=Path, help="folder that the transport reaches")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the private keys")
-    parser.add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
-    parser.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
-    parser.add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
-    for name in ("weights", "tokenizer"):
-        parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="time to run (default: without end)")
+    add_data_options(parser)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="seconds to run (default: without end)")
     parsed = parser.parse_args(arguments)
     site = Site(SiteState(parsed.folder), run_folders.check_root(run_folders.get_home_folder()))
-    files = {"weights": parsed.weights, "tokenizer": parsed.tokenizer}
-    encoder = {name: path for name, path in files.items() if path is not None} or None
-    read_data = partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)
+    read_data, encoder = make_data_reader(parsed), get_encoder_files(parsed)
     for name in ("inbox", "outbox"):
         (parsed.mailbox / name).mkdir(parents=True, exist_ok=True)
     end, seen = time.monotonic() + parsed.seconds, None

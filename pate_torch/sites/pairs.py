@@ -3,8 +3,8 @@
 When a site confirms the charter, it encapsulates a secret to every site at a higher place. The joiner bundles the
 ciphertexts, and each site decapsulates those that are meant for it and erases its decapsulation key. Slot r uses
 HKDF(S_r, "slot"), and S_(r+1) = HKDF(S_r, "next") replaces S_r before slot r is answered, so that later secrets do not
-reveal earlier ones. The masks of a pair depend on this secret and on the X25519 secret of the slot, and stay hidden
-while one of the two does.
+reveal earlier ones. The masks of a pair depend on this secret and on the X25519 secret of the slot. They stay hidden as
+long as one of the two secrets stays hidden.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def load_charter(state: SiteState, secrets: Secrets) -> Charter:
 
 
 def bundle_confirmations(charter: Charter, confirmations: Mapping[str, bytes], joiner_key: Ed25519PrivateKey) -> bytes:
-    """Bundle the confirmation files of all sites, by their names in messages, into the file that each site needs."""
+    """Bundle the confirmation files of all sites, {name in messages: bytes}, into the file that each site needs."""
     by_place: dict[int, bytes] = {}
     for source, raw in confirmations.items():
         place, _ = _read_confirmation(charter, raw, source)
@@ -141,7 +141,7 @@ def accept_bundle(state: SiteState, raw: bytes, source: str = "") -> None:
 
 
 def derive_slot_secret(pair_secret: bytes) -> bytes:
-    """Derive what the masks of slot r use from the pair secret S_r."""
+    """Derive the secret of slot r, which its masks use, from the pair secret S_r."""
     return HKDF(SHA256(), 32, salt=None, info=b"slot").derive(pair_secret)
 
 

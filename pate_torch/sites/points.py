@@ -33,9 +33,9 @@ from pate_torch.privacy.schema import TableSchema, normalize_class_name
 IMAGE = "image"
 """Name of the column of images: an array [N, H, W] or [N, Ch, H, W], or the path of a folder."""
 EncoderFiles = Encoder | Mapping[str, Path | str] | None
-"""An encoder, or the paths of its files, {"weights": ..., "tokenizer": ...}. None for points without an encoder."""
+"""An encoder, or the paths of its files, {"weights": ..., "tokenizer": ...}. None if points are not encoded."""
 Encode = Callable[[Tensor], Tensor]
-"""Function from points [N, ...] to features [N, D], each of one point alone."""
+"""Function from points [N, ...] to features [N, D], which encodes each point by itself."""
 
 
 def read_columns(
@@ -48,8 +48,8 @@ def read_columns(
         path: CSV or Parquet file; folder of images; .npz file with the array "image" and an array for each other
             column; or .npy file of images.
         separator: Separator of a CSV file.
-        label: Column of the class, which a folder of images gets.
-        unit: Column of the privacy unit, which a folder of images gets. None if each record is a unit.
+        label: Name of the column of the class, which is made for a folder of images.
+        unit: Name of the column of the unit, which is made for a folder of images. None if each record is a unit.
         pattern: Regular expression that finds the unit in the name of an image file. None if each record is a unit.
     """
     if path.is_dir():
@@ -75,7 +75,7 @@ def make_spec(
     """Make the facts of the records from PUBLIC rows, and return them with the public points [P, ...].
 
     Args:
-        rows: PUBLIC rows, {column: cells}: images, texts, or the features of a table, and no others but the label.
+        rows: PUBLIC rows, {column: cells}, with the column of images, the column of texts, or the features of a table.
         label: Name of the column of the private rows that holds the class.
         classes: Name of each class.
         text: Column of the texts. None if the points are no texts.
@@ -110,7 +110,7 @@ def make_spec(
 
 
 def check_spec(spec: DataSpec, width: int) -> None:
-    """Raise ValueError if points of another width are described, or if a point could influence another point."""
+    """Raise ValueError if points do not have ``width`` numbers, or if a point could influence another point."""
     card, points = spec.encoder, get_raw_spec(spec)
     if int(np.prod(spec.input_shape)) != width:
         raise ValueError("its points have a wrong shape")
@@ -131,8 +131,8 @@ def convert_columns(
     """PRIVATE. Convert the cells of each record to a point that is not encoded yet.
 
     Returns:
-        Points [N, ...], and whether each private image could be read, bool [N]. The latter is None if all points could
-        be read. A missing text is zeros, and a missing number is the fill of its column.
+        Points [N, ...], and whether each private image could be read, bool [N]. The second value is None if all points
+        could be read. A missing text is encoded as zeros, and a missing number as the fill value of its column.
     """
     if points.is_image:
         checks.one_of("data", IMAGE, list(columns), "The round asks for images.")

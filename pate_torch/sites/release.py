@@ -1,4 +1,4 @@
-"""Writes the release folder of several sites: a model, the files of the protocol that prove its cost, and the report.
+"""Writes the release folder of several sites: a model, its report, and the files of the protocol that prove its cost.
 
 The joiner has no private records, no account and no ledger. All facts of the report come from the charter, the round
 files, their public files and the noisy sums, which may be published.
@@ -18,7 +18,7 @@ import torch
 from pate_torch.accounting import accountant, events
 from pate_torch.core.files import compute_tensor_digest, write_atomically
 from pate_torch.methods import gradients, reverse_knn, synthetic, voting
-from pate_torch.methods.base import ModelRelease
+from pate_torch.methods.base import MethodDescription, ModelRelease
 from pate_torch.privacy import records
 from pate_torch.privacy.records import DataSpec, Evaluation, PublicPool
 from pate_torch.release import owner_file, renderer, store
@@ -27,20 +27,21 @@ from pate_torch.release.report import AccountClaim, ChargedRelease, ReleaseRepor
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.table_report import write_rows
 from pate_torch.sites import training
+from pate_torch.sites.charter import Terms
 from pate_torch.sites.joiner import Joiner, NoisySum
 from pate_torch.sites.points import EncoderFiles
 from pate_torch.sites.site import PURPOSE_SHARE
-from pate_torch.sites.tables import MarginalCounts, PointTable
+from pate_torch.sites.tables import MarginalCounts, PointTable, TableKind
 
 _NAME = "sites"
-_METHODS = {
-    "class_sums": ("gradient_descent", lambda unit, rounds, _: gradients.describe(unit, rounds)),
-    "gradients": ("gradient_descent", lambda unit, rounds, _: gradients.describe(unit, rounds)),
-    "histogram": ("histogram", lambda unit, *_: reverse_knn.describe(unit)),
-    "marginals": ("marginals", lambda unit, *_: synthetic.describe(unit)),
-    "votes": ("gaussian", lambda unit, _, teachers: voting.describe(teachers, unit, counts=True)),
+_MECHANISMS = {
+    "class_sums": "gradient_descent",
+    "gradients": "gradient_descent",
+    "histogram": "histogram",
+    "marginals": "marginals",
+    "votes": "gaussian",
 }
-"""Kind of a table -> name of the mechanism that one curator would use, and description of the method."""
+"""Kind of a table -> name of the mechanism that one curator would use."""
 
 
 def write_model(
@@ -50,10 +51,11 @@ def write_model(
     folder: Path,
     *,
     home: Path,
-    slots: Sequence[int] = (),
     encoder: EncoderFiles = None,
 ) -> ReleaseReport:
     """Train a student, or fit a synthetic table, and write it with its report and proofs into a release folder.
+
+    The model pays for all rounds that have a sum among those that were planned together with the round of ``noisy``.
 
     Args:
         joiner: The joiner.
@@ -61,40 +63,29 @@ def write_model(
         public: PUBLIC rows, {column: cells}. Empty for a synthetic table.
         folder: Folder of the release, which exists and is empty.
         home: Folder of ``owner.yaml``, whose entry "sites" holds the statements of the joiner.
-        slots: Slots of all rounds that the model was made from. By default those that have a sum among the rounds that
-            were planned together with that of the newest sum.
         encoder: Files of the encoder that the public file names. None if it names none.
     """
-    planned, kind = joiner.load_rounds(), noisy.kind
-    slots = tuple(slots or [slot for slot in joiner.list_slots(noisy.slot) if planned[slot][2]])
-    rounds = {f"round-{slot}.json": each.public_name for slot, each in enumerate(joiner.list_rounds())}
-    for name in ("charter.json", *rounds, *set(rounds.values()), *(f"sum-{slot}.json" for slot in slots)):
+    rounds = joiner.load_rounds()
+    slots = [slot for slot in joiner.list_slots(noisy.slot) if rounds[slot].has_sum]
+    names = {"charter.json", *(f"round-{slot}.json" for slot in range(len(rounds)))}
+    names |= {each.round.public_name for each in rounds} | {f"sum-{slot}.json" for slot in slots}
+    for name in names:
         write_atomically(folder / name, (joiner.folder / name).read_bytes())
-    record, student, student_name = describe_rounds(joiner, noisy, slots), None, ""
-    if isinstance(kind, MarginalCounts):
-        model = training.fit_table(noisy)
-        store.save_model(model, folder)
-        write_rows(folder / store.ROWS_FILE_NAME, model.sample())
-        origin, written = records.FROM_OWNER, WrittenRelease(release=ModelRelease(noisy.id, model), record=record)
-        shape = (len(model.domain.columns),)
-        pool, classes = PublicPool(torch.zeros(0, *shape)), ("0", "1")  # a table has neither points nor classes
-        spec = DataSpec(name=_NAME, num_classes=2, class_names=classes, input_shape=shape, mean=(0.0,), std=(1.0,))
+    record, student, student_name = make_record(joiner, noisy, slots), None, ""
+    if isinstance(noisy.kind, MarginalCounts):
+        data, written = _write_table(noisy, record, folder)
     else:
-        assert isinstance(kind, PointTable)
+        assert isinstance(noisy.kind, PointTable)
         pool, answers = training.answer_public_points(noisy, public, encoder)
-        charged, spec = joiner.compute_events(slots, joiner.charter.terms.colluding), kind.spec
+        charged, spec = joiner.compute_events(slots, joiner.charter.terms.colluding), noisy.kind.spec
         answers = replace(answers, events=charged, reserved_events=charged)
         record = store.write(folder, answers, record | {"pool_sha256": compute_tensor_digest(pool.x)}, spec)
-        student, student_name = training.train_on_answers(kind, pool, answers)
+        student, student_name = training.train_on_answers(noisy.kind, pool, answers)
         store.save_model(student, folder)
-        origin, written = records.FROM_PUBLIC_POINTS, WrittenRelease(release=answers, record=record)
+        data = _make_public_data(spec, pool, records.FROM_PUBLIC_POINTS)
+        written = WrittenRelease(release=answers, record=record)
     report = build_report(
-        data=PublicData(
-            spec=spec,
-            pool=pool,
-            evaluation=Evaluation(pool.x[:0], torch.zeros(0, dtype=torch.int64)),
-            provenance={records.CLASSES: records.FROM_OWNER, records.CATEGORIES: origin},
-        ),
+        data=data,
         written=written,
         reservation_ids=[noisy.id],
         ledger=compute_claim(joiner, noisy, slots),
@@ -110,10 +101,27 @@ def write_model(
     return report
 
 
-def describe_rounds(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> dict[str, Any]:
-    """Make the fields of ``release.json`` that the answers do not decide."""
-    terms, kind, share = joiner.charter.terms, noisy.kind, joiner.list_rounds()[noisy.slot].share
-    mechanism, describe = _METHODS[kind.name]
+def _write_table(noisy: NoisySum, record: dict[str, Any], folder: Path) -> tuple[PublicData, WrittenRelease]:
+    """Fit a synthetic table to noisy marginal tables, and write its model and its rows."""
+    model = training.fit_table(noisy)
+    store.save_model(model, folder)
+    write_rows(folder / store.ROWS_FILE_NAME, model.sample())
+    shape = (len(model.domain.columns),)
+    classes = ("0", "1")  # a table has neither points nor classes, and a data set must have them
+    spec = DataSpec(name=_NAME, num_classes=2, class_names=classes, input_shape=shape, mean=(0.0,), std=(1.0,))
+    data = _make_public_data(spec, PublicPool(torch.zeros(0, *shape)), records.FROM_OWNER)
+    return data, WrittenRelease(release=ModelRelease(noisy.id, model), record=record)
+
+
+def _make_public_data(spec: DataSpec, pool: PublicPool, categories_origin: str) -> PublicData:
+    evaluation = Evaluation(pool.x[:0], torch.zeros(0, dtype=torch.int64))
+    provenance = {records.CLASSES: records.FROM_OWNER, records.CATEGORIES: categories_origin}
+    return PublicData(spec=spec, pool=pool, evaluation=evaluation, provenance=provenance)
+
+
+def make_record(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> dict[str, Any]:
+    """Make the fields of ``release.json`` that do not depend on the answers."""
+    terms, kind, share = joiner.charter.terms, noisy.kind, joiner.load_rounds()[noisy.slot].round.share
     parameters = {"sigma": noisy.sigma, "share": str(share), "exchanges": len(slots)}
     if isinstance(kind, MarginalCounts):
         parameters |= {"num_tables": len(kind.cliques), "order": kind.method.order or 1, "rounds": 0}
@@ -126,16 +134,28 @@ def describe_rounds(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> di
         "adjacency": terms.adjacency,
         "unit": terms.unit,
         "num_teachers": sum(terms.teachers),
-        "mechanism": mechanism,
+        "mechanism": _MECHANISMS[kind.name],
         "parameters": parameters,
         "sensitivity": {"l1": None, "l2": length, "linf": None, "per": "round"},
-        "answered_by": describe(terms.unit, len(slots), sum(terms.teachers)).to_dict(),
+        "answered_by": describe_method(kind, terms, len(slots)).to_dict(),
     }
+
+
+def describe_method(kind: TableKind, terms: Terms, num_rounds: int) -> MethodDescription:
+    """Describe the method of one curator that the rounds replace, for reports."""
+    match _MECHANISMS[kind.name]:
+        case "gradient_descent":
+            return gradients.describe(terms.unit, num_rounds)
+        case "histogram":
+            return reverse_knn.describe(terms.unit)
+        case "marginals":
+            return synthetic.describe(terms.unit)
+    return voting.describe(sum(terms.teachers), terms.unit, counts=True)
 
 
 def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> AccountClaim:
     """Compute the guarantee of the rounds in ``slots`` against t colluding sites, and the total of all rounds."""
-    terms, rounds, delta = joiner.charter.terms, joiner.list_rounds(), float(Fraction(joiner.charter.terms.delta))
+    terms, delta = joiner.charter.terms, float(Fraction(joiner.charter.terms.delta))
 
     def make_part(identity: str, own_slots: Sequence[int]) -> ChargedRelease:
         charged = joiner.compute_events(own_slots, terms.colluding)
@@ -144,7 +164,7 @@ def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> Acco
         return replace(part, is_current=own_slots == slots, events=events.to_json(charged))
 
     part, total = make_part(noisy.id, slots), joiner.compute_total()
-    others = [(slot, other) for slot, other in enumerate(rounds) if slot not in slots]
+    others = [(slot, each.round.digest) for slot, each in enumerate(joiner.load_rounds()) if slot not in slots]
     return AccountClaim(
         delta=delta,
         adjacency=terms.adjacency,
@@ -158,7 +178,7 @@ def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> Acco
         charged_accountant=total.route,
         epsilon_charged_ex_post=total.epsilon,
         budget_epsilon=None,
-        other_releases=tuple(make_part(other.digest.hex()[:16], (slot,)) for slot, other in others),
+        other_releases=tuple(make_part(digest.hex()[:16], (slot,)) for slot, digest in others),
         epsilon_curve=(),
         ledger_head=None,
     )
@@ -167,9 +187,9 @@ def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> Acco
 def describe_trust(joiner: Joiner, slots: Sequence[int]) -> dict[str, Any]:
     """Describe whom the guarantee trusts, and its cost against each number u of colluding sites.
 
-    For u = 0, the cost holds for readers who see the results only.
+    The cost for u = 0 is that against readers who see the results only.
     """
-    charter, rounds = joiner.charter, joiner.list_rounds()
+    charter, digests = joiner.charter, [each.round.digest.hex() for each in joiner.load_rounds()]
     prices = {u: joiner.compute_guarantee(slots, u) for u in range(len(charter.sites))}
     return {
         "colluding": charter.terms.colluding,
@@ -178,5 +198,5 @@ def describe_trust(joiner: Joiner, slots: Sequence[int]) -> dict[str, Any]:
         "max_sites_per_unit": charter.terms.max_sites_per_unit,
         "sites": tuple({"name": site.site, "signing_key": site.signing_key.hex()} for site in charter.sites),
         "prices": tuple({"colluding": u, "epsilon": g.epsilon, "route": g.route} for u, g in prices.items()),
-        "rounds": tuple({"sha256": r.digest.hex(), "used": slot in slots} for slot, r in enumerate(rounds)),
+        "rounds": tuple({"sha256": digest, "used": slot in slots} for slot, digest in enumerate(digests)),
     }

@@ -1,9 +1,9 @@
 """Rounds: the joiner's round file, the answers of the sites, and the file of their sum.
 
 The order of steps at a site is fixed. The site checks the round file, erases the keys of its slot durably, draws its
-share of noise, writes the masked table durably, stores the hash of this file, and gives the file its name. If the site
-dies before the hash is stored, the slot is spent and the round is lost. After this, the same round file gives the same
-bytes again. No noise is drawn twice for a slot, because the difference of two such answers has no masks.
+share of noise, writes the answer durably, stores the hash of the answer, and gives the answer its name. If the program
+dies before the hash is stored, the slot is spent and the round is lost. Once the hash is stored, the same round file
+gives the same bytes again. No noise is drawn twice for a slot, because the difference of two such answers has no masks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BITS = 64
 MAX_INPUT = float(1 << 40)
 """Largest absolute value of a number that the joiner sends."""
 MAX_NUMBERS = 1 << 24
-"""Largest number of numbers in a table."""
+"""Largest number of entries of a table."""
 _MARGIN_SDS = 12  # standard deviations of the noise between the largest sum and the modulus
 _BODY_TYPES = {"float64": "<f8", "uint32": "<u4"}
 _is_shape = is_list_of(is_integer(1, 1 << 24), 1, 3)
@@ -69,10 +69,10 @@ class Round:
         kind: Kind of the table, one of ``KINDS``.
         shape: Shape of the table.
         bound: Upper bound on the absolute value of each number in the sum of all tables, without noise.
-        sigma: Parameter of the noise of H - t shares, in the table's whole numbers.
-        share: Parameter of each site's share of noise.
+        sigma: Standard deviation that the noise of H - t shares must have, in the whole numbers of the table.
+        share: Parameter (standard deviation) of each site's share of noise, in the whole numbers of the table.
         previous: SHA-256 of the newest sum file. Zeros if there is none.
-        options: Names and whole numbers that the kind needs, such as the clipping norm.
+        options: Further settings of the round by name, such as the length of a step.
         files: SHA-256 of public files that the sites read, by name.
         body: Numbers that the sites read, such as weights (float64) or the indices of questions (uint32).
         digest: SHA-256 of the round file. Empty if there is no file yet.
@@ -99,12 +99,12 @@ class Round:
 
     @property
     def count(self) -> int:
-        """Number of numbers in the table."""
+        """Number of entries of the table."""
         return math.prod(self.shape)
 
 
 def make_round(charter: Charter, joiner_key: Ed25519PrivateKey, *, sigma: Fraction, **fields: Any) -> bytes:
-    """Make the signed file of a round, with the smallest shares that give the noise; ``fields`` are those of Round."""
+    """Make the signed file of a round, with the smallest shares for ``sigma`` and further fields of ``Round``."""
     share = compute_share(sigma, len(charter.sites), charter.terms.colluding)
     values = vars(Round(sigma=sigma, share=share, **fields)) | {"nonce": entropy.token_hex(16)}
     del values["digest"]
@@ -145,7 +145,10 @@ def read_round(raw: bytes, charter: Charter, source: str = "") -> Round:
 
 
 def open_round(state: SiteState, round_file: bytes, source: str = "") -> tuple[Round, bytes | None]:
-    """Check a round file before anything is charged, and return it with the site's answer, or None if there is none.
+    """Check a round file before anything is charged.
+
+    Returns:
+        The round, and the answer of this site. The answer is None if the site has not answered the round.
 
     Raises:
         ValueError: The site must not answer this round. Nothing was charged, and no key was erased.
@@ -195,7 +198,8 @@ def answer(
         state: State of the site.
         round_file: Bytes of the round file.
         table: PRIVATE. Table of integers without noise, of the round's shape.
-        draw: Function of the share's parameter and of a number of draws, which reserves the price and draws the noise.
+        draw: Function that reserves the price and draws the noise, int64 [count], given the share's parameter and the
+            count.
         source: Name of the round file in messages.
     """
     with state.open() as secrets:
@@ -238,7 +242,7 @@ def answer(
 
 
 def _check_table(table: Any, current_round: Round) -> np.ndarray:
-    """Return the table as a row of int64; messages show its type and shape alone, because its values are private."""
+    """Return the table as a row of int64. Errors show its type and shape only, because its values are private."""
     array = np.asarray(table)
     if array.dtype.kind not in "iu":
         raise checks.error("table", array.dtype.name, "must hold whole numbers", "Round each record before the sum.")
@@ -248,7 +252,7 @@ def _check_table(table: Any, current_round: Round) -> np.ndarray:
 
 
 def accept_sum(state: SiteState, sum_file: bytes, source: str = "") -> np.ndarray:
-    """Store the hash of a sum file, which the next round file must name, and return its numbers."""
+    """Store the hash of a sum file, which the next round file must name. Return the noisy sum as a row of int64."""
     with state.open() as secrets:
         charter = load_charter(state, secrets)
         file = charter.read_file(sum_file, "sum", _SUM_FIELDS, source)

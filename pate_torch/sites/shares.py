@@ -1,11 +1,11 @@
-"""Shares of noise: what each site adds, and what the noise of the honest sites costs.
+"""Shares of noise: the noise that each site adds, and the privacy cost of the sum of the honest sites' shares.
 
 Each of H sites adds an independent discrete Gaussian number of parameter s to every number of its table, and at most t
 sites leave their share out or reveal it, so the sum always has H - t shares. The sum of discrete Gaussian numbers is
 not a discrete Gaussian number, but nearly (Kairouz, Liu & Steinke 2021, "The distributed discrete Gaussian mechanism"):
 for n shares, |ln P[sum = z] - ln N_Z(0, n s^2)(z)| <= tau/2 with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k/(k+1)).
 
-The price is in ``accounting.discrete_gaussian``. The delta of this price is negligible, because tables of counts are
+``accounting.discrete_gaussian`` computes the price. Its additional delta is negligible, because tables of counts are
 multiplied by ``tables.COUNT_STEPS`` before noise is added.
 """
 
@@ -28,20 +28,17 @@ _SHARE_STEPS = 1 << 16  # shares are multiples of 2^-16
 
 @dataclass(frozen=True, kw_only=True)
 class TableChange:
-    """How far one unit at one site can change the tables of a release.
+    """How far one unit at one site can change the table of a round.
 
     Attributes:
-        length_squared: L2 sensitivity of one table, in its whole numbers, squared.
-        numbers: Numbers in one table.
-        tables: Tables of the release, each of which a unit may change: questions, or steps.
+        length_squared: Square of the table's L2 sensitivity, in the whole numbers of the table.
+        numbers: Number of numbers in the table.
     """
 
     length_squared: int
     numbers: int
-    tables: int = 1
 
     def __post_init__(self) -> None:
-        checks.integer("tables", self.tables, low=1)
         checks.integer("numbers", self.numbers, low=1)
         checks.integer("length_squared", self.length_squared, low=1)
 
@@ -77,10 +74,10 @@ def _count_honest(num_sites: int, colluding: int) -> int:
 def compute_events(
     change: TableChange, share: Fraction, honest: int, *, max_sites_per_unit: int = 1
 ) -> tuple[PrivacyEvent, ...]:
-    """Compute the events of a release whose noise is the sum of the shares of ``honest`` sites.
+    """Compute the events of a round whose noise is the sum of the shares of ``honest`` sites.
 
     Args:
-        change: Effect of a unit at one site.
+        change: Effect of a unit at one site on the table.
         share: Parameter of each share.
         honest: Number of shares that the attacker does not know.
         max_sites_per_unit: Number M of sites at which a unit may have records; the lengths of its changes add up.
@@ -94,7 +91,6 @@ def compute_events(
         math.sqrt(max_sites_per_unit**2 * change.length_squared / variance),
         float(variance),
         numbers=change.numbers,
-        count=change.tables,
         tau=discrete_gaussian.bound_tau(float(share), honest),
     )
 
@@ -111,7 +107,7 @@ def compute_guarantees(
 ) -> dict[int, Guarantee]:
     """Compute the guarantee against every number of colluding sites, 0 to H - 1.
 
-    Number 0 is the guarantee against whoever sees results only and knows no site's noise.
+    Number 0 is the guarantee against readers who see the results only and know the noise of no site.
     """
     guarantees = {}
     for colluding in range(num_sites):

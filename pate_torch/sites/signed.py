@@ -2,8 +2,8 @@
 
 Every file of the protocol has this form. Its hash is the SHA-256 of its bytes as they were received, never of a form
 that was serialized again. Canonical JSON has sorted keys, no spaces, ASCII characters only, and no floating-point
-numbers, so that each content has one form. The first line names the kind of the file, so that a signature of one kind
-is no signature of another kind.
+numbers, so that each content has one form. The first line names the kind of the file, so that the signature of a file
+cannot be used for a file of another kind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pate_torch.core import checks
 
 PROTOCOL = "pate-sites-1"
-DIGEST_BYTES = 32
-ZERO_DIGEST = "00" * DIGEST_BYTES
+ZERO_DIGEST = "00" * 32
+"""The SHA-256 that a file names if there is no earlier file."""
 _SIGNATURE_BYTES = 64
 _END_BYTES = 2 * _SIGNATURE_BYTES + 1  # hexadecimal digits and a line feed
 Condition = Callable[[Any], bool]
@@ -54,7 +54,7 @@ class SignedFile:
         return hashlib.sha256(self.raw).hexdigest()
 
     def make_error(self, problem: str, fix: str = "") -> ValueError:
-        """Make the error that refuses this file."""
+        """Make the error for this file, with what is wrong and what the user can do."""
         return checks.error(self.kind, self.source, problem, fix)
 
     def verify(self, public_key: bytes, signer: str) -> None:

@@ -1,4 +1,4 @@
-"""The side of a site: it confirms a charter, charges its own ledger, and answers rounds.
+"""The part of a site in the protocol: it confirms a charter, charges its own ledger, and answers rounds.
 
     read and check the round and its public file -> count the records -> ask whether the account admits the price
     -> erase the keys of the slot -> reserve the price in the ledger -> draw the share of noise -> write the answer
@@ -40,16 +40,16 @@ from pate_torch.sites.votes import VoteCounts
 from pate_torch.teachers.store import TeacherStore
 
 PURPOSE_SHARE = "share of noise"
-_PLANNED_EVENTS = (GaussianEvent(mu=0.1),)
+_PLANNED_EVENTS = (GaussianEvent(mu=0.1),)  # Gaussian noise of any size, for which the account chooses its filter
 
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its folder of keys, and the store with its own ledger.
+    """A site, whose private records are arguments of its methods.
 
     Attributes:
         state: Folder of the keys.
-        home: Folder of the ledger.
+        home: Folder of the site's ledger and of its teachers.
     """
 
     state: SiteState
@@ -57,7 +57,7 @@ class Site:
 
     @classmethod
     def create(cls, folder: Path, home: Path, *, name: str, account: str, num_slots: int = DEFAULT_NUM_SLOTS) -> Site:
-        """Make the keys of a new site, whose answers ``account`` pays for."""
+        """Make the keys of a new site. The account named ``account`` pays for its answers."""
         checks.nonempty_string("account", account)
         site = cls(SiteState.create(folder, name, num_slots), home)
         with atomic_replacement(site._settings_path) as temporary:
@@ -127,22 +127,11 @@ class Site:
         fingerprint = TeacherStore(self.home).compute_content_fingerprint(table.records)
         with open_ledger(self.home) as ledger, ExitStack() as stack:
             account = self._open_account(ledger, self.account, charter, None, events)
-            charter_name = f"charter {charter.digest.hex()} slot"
-            name = f"{charter_name} {current_round.slot} round {current_round.digest.hex()}"
+            name = f"charter {charter.digest.hex()} slot {current_round.slot} round {current_round.digest.hex()}"
             options = {"run": name, "fingerprint": fingerprint, "on_new_head": table.on_new_head}
             budget = Budget.from_account(ledger, account.name, **options)
             budget.check_adjacency(table.sensitivity)
-            paid_slots = {c.run.split()[3] for c in account.charges.values() if c.run.startswith(charter_name)}
-            if not self._list_answered_slots() <= paid_slots:
-                problem = "lacks a charge of a round that this site answered, so the ledger is an old copy"
-                fix = "Restore the newest ledger, or make new keys with `pate site init` for a new charter."
-                raise checks.error("account", account.name, problem, fix)
-            if str(current_round.slot) in paid_slots:
-                problem = (
-                    f"uses slot {current_round.slot}, which this account paid for: the folder of keys is an old copy"
-                )
-                fix = "Make new keys with `pate site init`, and ask for a new charter."
-                raise checks.error("round", source, problem, fix)
+            self._check_copies(account, charter, current_round.slot, source)
             budget.check_events(events)
 
             def draw(share: Fraction, count: int) -> np.ndarray:
@@ -162,11 +151,22 @@ class Site:
         with self.state.open() as secrets:
             return load_charter(self.state, secrets)
 
-    def _list_answered_slots(self) -> set[str]:
+    def _check_copies(self, account: Account, charter: Charter, slot: int, source: str) -> None:
+        """Raise ValueError if the ledger or the folder of keys was restored from an old copy, which lacks an answer."""
+        start = f"charter {charter.digest.hex()} slot"
+        paid_slots = {c.run.split()[3] for c in account.charges.values() if c.run.startswith(start)}
         with self.state.open() as secrets:
-            return set(secrets.answers)
+            answered_slots = set(secrets.answers)
+        if not answered_slots <= paid_slots:
+            problem = "lacks a charge of a round that this site answered, so the ledger is an old copy"
+            fix = "Restore the newest ledger, or make new keys with `pate site init` for a new charter."
+            raise checks.error("account", account.name, problem, fix)
+        if str(slot) in paid_slots:
+            problem = f"uses slot {slot}, which this account paid for: the folder of keys is an old copy"
+            fix = "Make new keys with `pate site init`, and ask for a new charter."
+            raise checks.error("round", source, problem, fix)
 
-    def _count(self, charter: Charter, kind: TableKind, data: Any, encode: Encode | None = None) -> SiteTable:
+    def _count(self, charter: Charter, kind: TableKind, data: Any, encode: Encode | None) -> SiteTable:
         """PRIVATE. Count the records of this site."""
         terms = charter.terms
         records = kind.read_records(data, terms.unit, encode)
@@ -191,7 +191,11 @@ class Site:
         cap_epsilon: float | None,
         planned_events: tuple[PrivacyEvent, ...],
     ) -> Account:
-        """Open the account on the terms of the charter. An account that was never charged gets the best filter."""
+        """Open the account on the terms of the charter.
+
+        An account that was never charged gets the filter that is best for ``planned_events``. If ``cap_epsilon`` is
+        None, the account must exist, and keeps its cap.
+        """
         existing = next((account for account in ledger.list_accounts() if account.name == name), None)
         if cap_epsilon is None:
             if existing is None:
@@ -226,7 +230,10 @@ def check_public_file(charter: Charter, current_round: Round, raw: bytes) -> Tab
 def compute_round_events(
     charter: Charter, current_round: Round, kind: TableKind, colluding: int | None = None
 ) -> tuple[PrivacyEvent, ...]:
-    """Compute the price of a round: that of the shares of H - t sites, for units with records at M sites."""
+    """Compute the privacy events of a round, for units with records at M sites.
+
+    The noise is that of the shares of all sites but ``colluding``. If ``colluding`` is None, it is t of the charter.
+    """
     terms = charter.terms
     honest = len(charter.sites) - (terms.colluding if colluding is None else colluding)
     change = kind.make_change(terms.adjacency)

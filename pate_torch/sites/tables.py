@@ -1,14 +1,15 @@
-"""Tables that can be added up over sites: class sums, gradients, a histogram of cells, marginal tables.
+"""Tables that can be added up over sites: class sums, gradients, a histogram of cells, and marginal tables.
 
 The joiner writes a public file with everything that all sites must count alike: columns, classes, features, questions.
-The round file carries its hash. Each kind of table states how far one unit can change the table, which fixes the price.
+The round file holds the hash of the public file. Each kind of table states how far one unit can change the table, which
+fixes the price.
 
 - ``class_sums``: the sum of the whitened features of the records of each class. The gradient of a linear softmax model
   with equal weights, the first step of ``method=gradients``, is a function of these sums.
 - ``gradients``: class sums in a first round, then the sum of the clipped gradients at the weights of each round.
 - ``histogram``: the number of units of each class at each question (``method=reverse_knn``).
 - ``marginals``: the number of units with each combination of codes of some columns (``methods.synthetic``).
-- ``votes``: the number of teachers that vote for each class at each question (``votes``).
+- ``votes``: the number of teachers that vote for each class at each question (the module ``votes``).
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
 COUNT_STEPS = 1 << 28
 """Whole numbers in one unit of a table of counts, so that noise of whole numbers is fine enough for an exact price."""
 RawRows = tuple[np.ndarray | Tensor, np.ndarray, int | None, np.ndarray | None]
-"""Points [N, ...], classes [N], the number of classes, and whether each point could be read [N]. The last two are None
-if every whole number is a class, and if all points could be read."""
+"""Points [N, ...], classes [N], the number of classes, and whether each point could be read, bool [N]. The number of
+classes is None if every whole number is a class, and the last item is None if all points could be read."""
 _MAX_ENTRIES = 1 << 24
-_NUM_VECTORS = {"add_remove": 1, "replace_one": 2}
+_NUM_VECTORS = {"add_remove": 1, "replace_one": 2}  # vectors or counts that a unit adds or takes away
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,9 +61,9 @@ class SiteTable:
     Attributes:
         numbers: Table without noise, int64.
         sensitivity: Sensitivity of the whole table, in multiples of ``unit``.
-        unit: Number of the table's whole numbers in 1 of ``sensitivity``.
+        unit: Change of a number of the table that is a change by 1 in ``sensitivity``.
         records: PRIVATE. Records that were counted.
-        on_new_head: Function that stores the hash of the newest ledger entry with stored teachers, if there are any.
+        on_new_head: Function that stores the hash of the newest ledger entry with the teachers, if there are teachers.
     """
 
     numbers: np.ndarray
@@ -85,11 +86,12 @@ class TableKind(ABC):
 
     Attributes:
         name: Kind of the table, one of ``rounds.KINDS``.
+        unit_length: Whole number in the table that stands for one count, or for the length 1 of a feature vector.
         label: Column with the class of each record. Empty if there is none.
     """
 
     name: ClassVar[str]
-    unit_length: ClassVar[int] = COUNT_STEPS  # whole numbers of the table in the length of one unit's contribution
+    unit_length: ClassVar[int] = COUNT_STEPS
     label: str = ""
 
     @property
@@ -98,8 +100,12 @@ class TableKind(ABC):
         """Shape of the table."""
 
     @abstractmethod
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the square of the L2 sensitivity of the table to one unit at one site, in whole numbers."""
+
     def make_change(self, adjacency: str) -> TableChange:
-        """State how far one unit can change the table."""
+        """State how far one unit at one site can change the table."""
+        return TableChange(length_squared=self.compute_squared_length(adjacency), numbers=math.prod(self.shape))
 
     @abstractmethod
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
@@ -121,7 +127,7 @@ class TableKind(ABC):
     @classmethod
     @abstractmethod
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> TableKind:
-        """Make the table from the output of ``to_content``."""
+        """Make the kind of table from the output of ``to_content``."""
 
     @property
     def num_rounds(self) -> int:
@@ -134,7 +140,7 @@ class TableKind(ABC):
         return {}
 
     def with_round(self, current_round: Round) -> TableKind:
-        """Return what is counted in a round, which the fields of the round complete. Raises ValueError for others."""
+        """Return this kind with the fields of the round. Raise ValueError if the round has fields of another kind."""
         if len(current_round.body):
             raise checks.error("round", self.name, "has numbers that this kind of table does not read")
         return self
@@ -160,7 +166,7 @@ class TableKind(ABC):
         return records if encode is None else replace(records, x=encode(records.x))
 
     def to_file(self, charter: Charter, joiner_key: Ed25519PrivateKey) -> bytes:
-        """Make the public file."""
+        """Make the public file, signed by the joiner."""
         facts, arrays = self.to_content()
         content = {
             "kind": self.name,
@@ -173,9 +179,9 @@ class TableKind(ABC):
         return charter.make_file("public", content, joiner_key, body)
 
 
-def read_public_file(charter: Charter, raw: bytes, source: str = "") -> TableKind:
+def read_public_file(charter: Charter, raw: bytes) -> TableKind:
     """Read a public file and check its signature and its numbers."""
-    file = charter.read_file(raw, "public", _PUBLIC_FIELDS, source)
+    file = charter.read_file(raw, "public", _PUBLIC_FIELDS, source="")
     content, arrays, start = file.content, {}, 0
     numbers = np.frombuffer(file.body[: len(file.body) // 8 * 8], dtype="<f8")
     if not (np.abs(numbers) <= MAX_INPUT).all():  # which no NaN satisfies
@@ -209,7 +215,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PointTable(TableKind):
-    """Releasable. Base of the tables of records with features and a class.
+    """Releasable. Base class of the kinds of tables whose records have features and a class.
 
     Attributes:
         spec: Public facts of the records, with their schema.
@@ -244,10 +250,9 @@ class ClassSums(PointTable):
     def shape(self) -> tuple[int, ...]:
         return self.whitening.axis_DE.shape[1] + 1, self.spec.num_classes
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit adds one vector of length at most 1, or moves from one such vector to another."""
-        length = _NUM_VECTORS[adjacency] * self.unit_length
-        return TableChange(length_squared=length**2, numbers=math.prod(self.shape))
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit adds a vector of length at most 1, or replaces it by another."""
+        return (_NUM_VECTORS[adjacency] * self.unit_length) ** 2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)
@@ -296,18 +301,18 @@ _DESCENT_FACTS = ("steps", "clip_norm", "num_public", "constant")
 class Descent(ClassSums):
     """Releasable. Steps of gradient descent, each of which is a round of its own.
 
-    The sums of the first round are class sums times the clipping norm, from which the size of all steps follows. Those
-    of a later round are the clipped gradients at the weights that the round file holds. One unit changes the sums of
-    every round by a vector of length at most the clipping norm, so all rounds have the same noise.
+    The first round asks for class sums times the clipping norm, which decide the size of all steps. A later round asks
+    for the sum of the clipped gradients at the weights in its round file. One unit changes the sums of every round by a
+    vector of length at most the clipping norm, so all rounds have the same noise.
 
     Attributes:
         steps: Number of rounds.
         clip_norm: Clipping norm of a record's residual e_y - softmax(z W), a multiple of 1/64 of at most 1.
         num_public: Number of public points.
-        constant: Mean of the last whitened feature among the public points, the 1 of the intercept before clipping.
+        constant: Mean of the last whitened feature among the public points. The feature is the intercept's 1, clipped.
         weight_DC: Weights at which the gradients are computed, float64. None in the first round.
-        step_length: Change of the weights by a unit of the sum of gradients over the clipping norm. 0 in the first
-            round.
+        step_length: Factor from the sum of gradients over the clipping norm to the change of the weights. 0 in the
+            first round.
     """
 
     name = "gradients"
@@ -329,7 +334,7 @@ class Descent(ClassSums):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """What distinguishes a descent from another one under the same charter."""
+        """Settings that two descents under one charter must share to be one descent."""
         return self.label, self.spec.class_names, self.steps, self.clip_norm
 
     @property
@@ -347,10 +352,9 @@ class Descent(ClassSums):
         step_length = float(current_round.options.get("step_length", 0))
         return replace(self, weight_DC=torch.from_numpy(body.copy()).reshape(self.shape), step_length=step_length)
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit adds one vector of length at most ``clip_norm``, or is replaced by another."""
-        length = _NUM_VECTORS[adjacency] * round(self.clip_norm * self.unit_length)
-        return TableChange(length_squared=length**2, numbers=math.prod(self.shape))
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit adds a vector of length at most ``clip_norm``, or replaces it."""
+        return (_NUM_VECTORS[adjacency] * round(self.clip_norm * self.unit_length)) ** 2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)
@@ -373,7 +377,7 @@ class Descent(ClassSums):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CellCounts(PointTable):
-    """Releasable. Number of units of each class at the nearest question.
+    """Releasable. Number of units of each class whose nearest question is the same, for each question.
 
     Attributes:
         query_QD: Features of the questions, of length 1, float32 [Q, D].
@@ -386,9 +390,9 @@ class CellCounts(PointTable):
     def shape(self) -> tuple[int, ...]:
         return len(self.query_QD), self.spec.num_classes
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit changes one count by 1, or two counts if it is replaced."""
-        return TableChange(length_squared=_NUM_VECTORS[adjacency] * COUNT_STEPS**2, numbers=math.prod(self.shape))
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit changes one count by 1, or two counts if it is replaced."""
+        return _NUM_VECTORS[adjacency] * COUNT_STEPS**2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         sensitivity = sensitive.COUNT_SENSITIVITY[adjacency]
@@ -429,10 +433,9 @@ class MarginalCounts(TableKind):
     def shape(self) -> tuple[int, ...]:
         return (self.method.count_cells(self.cliques),)
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: a unit changes one count of each table by 1, or two counts if it is replaced."""
-        moved = _NUM_VECTORS[adjacency] * len(self.cliques)
-        return TableChange(length_squared=moved * COUNT_STEPS**2, numbers=self.shape[0])
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity: a unit changes one count of each table, or two counts if it is replaced."""
+        return _NUM_VECTORS[adjacency] * len(self.cliques) * COUNT_STEPS**2
 
     def make_points(self, table: Mapping[str, Any]) -> RawRows:
         code_NJ = self.method.domain.encode(table)
@@ -457,7 +460,7 @@ class MarginalCounts(TableKind):
 
 
 KINDS: dict[str, type[TableKind]] = {kind.name: kind for kind in (ClassSums, Descent, CellCounts, MarginalCounts)}
-"""Kinds of tables by name, to which modules that build on this one add theirs."""
+"""Name of a kind -> class. The module ``votes`` adds its kind."""
 _is_any_text = lambda value: isinstance(value, str)  # noqa: E731
 _PUBLIC_FIELDS = {
     "kind": is_one_of(*rounds.KINDS),

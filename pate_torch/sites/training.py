@@ -1,6 +1,6 @@
-"""What the joiner makes of a noisy sum: public files before a round, a student or a synthetic table after it.
+"""The computations of the joiner: kinds of tables from public rows, and a student or a synthetic table from noisy sums.
 
-Everything here is computed from public values and noisy sums, which costs no privacy.
+Everything here is computed from public values and noisy sums, so it has no privacy cost.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from pate_torch.students.linear import Logistic, ReleasedModel
 from pate_torch.synthesis.mixture import NoisyTables, estimate_independent, fit_mixture
 from pate_torch.synthesis.model import TableModel, split_counts
 
-_RIDGE = 0.1
+_RIDGE = 0.1  # if all directions are kept; in units of the mean variance
 
 
 def plan_directions(
     charter: Charter, epsilon: float, num_public: int, num_records: int | None = None, steps: int = 1
 ) -> float:
-    """Plan the effective number of directions of the public features, by the rule of one curator (``plan_descent``).
+    """Plan the effective number of directions of the public features, as ``plan_descent`` does for one curator.
 
     Args:
         charter: The charter, which decides how much noise the sum has.
         epsilon: Largest price of all steps.
         num_public: Number of public points.
-        num_records: Approximate number of records at all sites, which must be public. None for the bound of the terms.
+        num_records: Approximate number of records at all sites together, which must be public. None for the upper
+            bound in the charter.
         steps: Number of steps.
     """
     terms, num_sites = charter.terms, len(charter.sites)
@@ -70,13 +71,17 @@ def make_class_sums(
     effective_dim: float | None = None,
     **options: Any,
 ) -> ClassSums:
-    """Make the public file of class sums, whose whitening follows from PUBLIC rows.
+    """Make the class sums of records, whitened as the PUBLIC rows are.
 
-    ``effective_dim`` is that of ``plan_directions``; if it is None, all directions are kept. Options: ``make_spec``.
+    Args:
+        public: PUBLIC rows, {column: cells}.
+        label: Name of the column of the private rows that holds the class.
+        classes: Name of each class.
+        effective_dim: Effective number of directions (``plan_directions``). None to keep all directions.
+        **options: Further arguments of ``points.make_spec``.
     """
-    spec, x_PD = make_spec(public, label, classes, **options)
-    whitening = Whitening.from_features(encode(nn.Flatten(), x_PD, spec), _RIDGE, effective_dim)
-    return ClassSums(label=label, spec=spec, whitening=whitening)
+    spec, feature_PD = _encode_public(public, label, classes, options)
+    return ClassSums(label=label, spec=spec, whitening=Whitening.from_features(feature_PD, _RIDGE, effective_dim))
 
 
 def make_descent(
@@ -89,9 +94,8 @@ def make_descent(
     effective_dim: float | None = None,
     **options: Any,
 ) -> Descent:
-    """Make the public file of a descent, whose whitening follows from PUBLIC rows, as in ``make_class_sums``."""
-    spec, x_PD = make_spec(public, label, classes, **options)
-    feature_PD = encode(nn.Flatten(), x_PD, spec)
+    """Make a descent of ``steps`` rounds. For the other arguments see ``make_class_sums``."""
+    spec, feature_PD = _encode_public(public, label, classes, options)
     whitening = Whitening.from_features(feature_PD, _RIDGE, effective_dim)
     return Descent(
         label=label,
@@ -99,31 +103,42 @@ def make_descent(
         whitening=whitening,
         steps=steps,
         clip_norm=clip_norm,
-        num_public=len(x_PD),
+        num_public=len(feature_PD),
         constant=_compute_constant(whitening, feature_PD),
     )
 
 
 def make_cell_counts(
-    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, seed: int = 0, **options: Any
+    public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, **options: Any
 ) -> CellCounts:
-    """Make the public file of a histogram, whose questions are central PUBLIC points."""
+    """Make a histogram over the cells of central PUBLIC points. For the arguments see ``make_class_sums``."""
     spec, x_PD = make_spec(public, label, classes, **options)
     feature_PD = encode(nn.Flatten(), x_PD, spec)
-    return CellCounts(label=label, spec=spec, query_QD=feature_PD[_select_medoids(spec, x_PD, num_questions, seed)])
+    return CellCounts(label=label, spec=spec, query_QD=feature_PD[_select_medoids(spec, x_PD, num_questions)])
 
 
 def make_vote_counts(
     public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, teacher: Any, **options: Any
 ) -> VoteCounts:
-    """Make the public file of votes on central PUBLIC points; ``teacher`` has settings of ``TeacherRecipe``."""
+    """Make votes on central PUBLIC points. ``teacher`` maps fields of ``TeacherRecipe`` to their values.
+
+    For the other arguments see ``make_class_sums``.
+    """
     spec, x_PD = make_spec(public, label, classes, **options)
-    query_x = x_PD[_select_medoids(spec, x_PD, num_questions, 0)]
+    query_x = x_PD[_select_medoids(spec, x_PD, num_questions)]
     return VoteCounts(label=label, spec=spec, query_x=query_x, teacher=make_recipe(teacher))
 
 
-def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int, seed: int) -> Tensor:
-    """Select central public points."""
+def _encode_public(
+    public: Mapping[str, Any], label: str, classes: Sequence[str], options: Mapping[str, Any]
+) -> tuple[DataSpec, Tensor]:
+    """Make the facts of the records, and the features of the public points, float32 [P, D]."""
+    spec, x_PD = make_spec(public, label, classes, **options)
+    return spec, encode(nn.Flatten(), x_PD, spec)
+
+
+def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int) -> Tensor:
+    """Select the medoids of ``count`` clusters of the public points, int64 [count]."""
     checks.integer("questions", count, 1, len(x_PD))
     empty_Q = torch.zeros(0, dtype=torch.int64)
     state = QueryState(
@@ -133,20 +148,20 @@ def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int, seed: int) -> Tens
         label_Q=empty_Q,
         num_remaining=count,
         num_rounds_left=1,
-        seed=seed,
+        seed=0,
         feature_PD=encode(nn.Flatten(), x_PD, spec),
     )
     return Medoids().select(state)
 
 
 def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
-    """Make the public file of marginal tables of a declared domain."""
+    """Make the marginal tables of a declared domain, of the target with up to ``order`` other columns each."""
     checks.integer("order", order, 1, min(3, len(domain.columns) - 1))
     return MarginalCounts(method=SyntheticTable(domain=domain, order=order))
 
 
 def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None) -> Student:
-    """Train a student from a noisy sum, PUBLIC rows, and the encoder that the public file names, if there is one."""
+    """Train a student from a noisy sum and PUBLIC rows. For the arguments see ``answer_public_points``."""
     pool, release = answer_public_points(noisy, public, encoder)
     assert isinstance(noisy.kind, ClassSums | CellCounts | VoteCounts)
     return train_on_answers(noisy.kind, pool, release)[0]
@@ -162,7 +177,16 @@ def train_on_answers(kind: PointTable, pool: PublicPool, release: Release) -> tu
 def answer_public_points(
     noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None
 ) -> tuple[PublicPool, Release]:
-    """Answer PUBLIC points by a noisy sum: by the class of their cell, by votes, or by a linear model."""
+    """Answer PUBLIC points by a noisy sum: by the class of their cell, by votes, or by a linear model.
+
+    Args:
+        noisy: Noisy sum of any kind but marginal tables.
+        public: PUBLIC rows, {column: cells}. Those of histograms and votes include the questions.
+        encoder: Encoder that the public file describes, or the paths of its files. None if it describes none.
+
+    Returns:
+        The public points, and the released answers, whose privacy events are empty.
+    """
     kind = noisy.kind
     if isinstance(kind, MarginalCounts):
         raise checks.error("round", kind.name, "has no classes", "Use fit_table.")
@@ -172,9 +196,8 @@ def answer_public_points(
     x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
     if isinstance(kind, CellCounts | VoteCounts):
-        counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
-        cell_RP = None
-        # The questions were public points.
+        counts, cell_RP = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma), None
+        # Each question was a public point, which is found again as the nearest one.
         if isinstance(kind, CellCounts):
             query_Q, cell_RP = assign_cells(kind.query_QD, feature_PD), assign_cells(feature_PD, kind.query_QD)[None]
         else:
@@ -207,7 +230,7 @@ def answer_public_points(
 
 
 def take_step(noisy: NoisySum) -> Descent:
-    """Take a step of gradient descent, and return what the next round asks for."""
+    """Take the step of gradient descent that a noisy sum decides, and return the descent of the next round."""
     kind = noisy.kind
     assert isinstance(kind, Descent)
     gradient_DC = torch.from_numpy(noisy.numbers) / kind.clip_norm
@@ -219,14 +242,14 @@ def take_step(noisy: NoisySum) -> Descent:
 
 
 def fit_descent(noisy: NoisySum) -> LinearModel:
-    """Make the model of the weights after the step of this sum."""
+    """Make the linear model after the step of gradient descent that a noisy sum decides."""
     kind = take_step(noisy)
     assert kind.weight_DC is not None
     return LinearModel(kind.weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
 
 
 def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:
-    """Make the model of the weights after the first step of gradient descent from noisy class sums."""
+    """Make the linear model after the first step of gradient descent, which noisy class sums decide."""
     sums_DC, constant = torch.from_numpy(noisy.numbers), _compute_constant(kind.whitening, feature_PD)
     weight_DC, _ = _take_first_step(sums_DC, noisy.sigma, kind.whitening.radius, constant, len(feature_PD))
     return LinearModel(weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
@@ -239,10 +262,10 @@ def _compute_constant(whitening: Whitening, feature_PD: Tensor) -> float:
 def _take_first_step(
     sums_DC: Tensor, sigma: float, radius: float, constant: float, num_public: int
 ) -> tuple[Tensor, float]:
-    """Take the first step of gradient descent from noisy class sums, and return the weights and the step's length.
+    """Take the first step of gradient descent from noisy class sums, and return the weights [D, C] and its length.
 
-    The last row of the sums, of the constant feature, estimates the number of records of each class, because the mean
-    of this feature among the public points is known. It sets the step size.
+    The last row of the sums is that of the intercept's feature. Its ratio to the mean of this feature among the public
+    points, ``constant``, estimates the number of records of each class, which decides the step size.
     """
     counts = FirstAnswers(sums_DC[-1] / constant, sigma / constant)
     size, balance, frequency_C = counts.estimate_size(None), counts.estimate_balance(), counts.estimate_frequencies()
@@ -257,7 +280,7 @@ def _take_first_step(
     return weight_DC, step_length
 
 
-def fit_table(noisy: NoisySum, seed: int = 0, num_components: int = 200, steps: int = 300) -> TableModel:
+def fit_table(noisy: NoisySum) -> TableModel:
     """Fit the model of a synthetic table to noisy marginal tables."""
     kind = noisy.kind
     if not isinstance(kind, MarginalCounts):
@@ -268,5 +291,5 @@ def fit_table(noisy: NoisySum, seed: int = 0, num_components: int = 200, steps: 
     sizes, target, size = method.domain.sizes, method.target_index, math.ceil(tables.estimate_size())
     if method.order == 1:
         return TableModel(method.domain, size, tables, estimate_independent(tables, sizes, target))
-    mixture = fit_mixture(tables, sizes, target, num_components=num_components, steps=steps, seed=seed)
+    mixture = fit_mixture(tables, sizes, target)
     return TableModel(method.domain, size, tables, mixture)

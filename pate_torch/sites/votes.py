@@ -1,8 +1,8 @@
 """Votes of teachers that each site trains on disjoint shards of its own records, as PATE does at one curator.
 
 The noisy sum over all sites is what ``mechanism=gaussian`` with counts releases at one curator, so the same student
-learns from it. Other mechanisms open the largest count or need the raw votes, and costs that depend on the data need
-the raw votes, too. Nobody holds either at sites (``check_mechanism``).
+learns from it. Other mechanisms, and privacy costs that depend on the data, need the largest count or the votes without
+noise. Nobody holds those of several sites (``check_mechanism``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.sites.charter import Terms
 from pate_torch.sites.points import check_spec, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT
-from pate_torch.sites.shares import TableChange
 from pate_torch.sites.tables import COUNT_STEPS, KINDS, PointTable, SiteTable
 from pate_torch.teachers.groups import VoteRequest
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -63,8 +62,8 @@ class VoteCounts(PointTable):
     Attributes:
         query_x: Questions, which are public points, [Q, ...].
         teacher: Recipe of the teachers of all sites.
-        num_teachers: Number K_i of teachers of a site. None where no site is known.
-        home: PRIVATE. Folder of the site's store of teachers. None where no site is known.
+        num_teachers: Number K_i of teachers of the site that counts the votes. None at the joiner.
+        home: PRIVATE. Folder of the store of teachers of the site that counts the votes. None at the joiner.
     """
 
     name = "votes"
@@ -86,8 +85,8 @@ class VoteCounts(PointTable):
     def shape(self) -> tuple[int, ...]:
         return len(self.query_x), self.spec.num_classes
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State the change: one vote moves from a class to another at each question, so its squared length is 2 Q.
+    def compute_squared_length(self, adjacency: str) -> int:
+        """Compute the squared sensitivity, 2 Q: one vote moves from a class to another at each of Q questions.
 
         Under add_remove, the unit's id alone chooses the shard of all its records, and no other unit moves. Therefore
         a group with many records, or records with equal ids, reach one teacher, whether they are added, removed or
@@ -95,10 +94,14 @@ class VoteCounts(PointTable):
         record reaches the teacher of the old one. A teacher has one vote at each question, also without records.
         A unit with records at M sites moves one teacher at each of them, and ``compute_events`` multiplies by M.
         """
-        return TableChange(length_squared=2 * len(self.query_x) * COUNT_STEPS**2, numbers=math.prod(self.shape))
+        return 2 * len(self.query_x) * COUNT_STEPS**2
 
     def compute_bound(self, terms: Terms) -> int:
-        """Compute the sum of all numbers of teachers, if the units can be assigned to them."""
+        """Compute the number of teachers of all sites, in whole numbers of the table.
+
+        Raises:
+            ValueError: A site has no teachers, or its units cannot be assigned to them.
+        """
         checks.integer("teachers", min(terms.teachers), low=1, fix="Make a charter that states them for each site.")
         for num_records, num_teachers in zip(terms.records, terms.teachers, strict=True):
             _PARTITIONS[terms.adjacency].check(terms.unit, num_records or None, num_teachers)
@@ -108,7 +111,7 @@ class VoteCounts(PointTable):
         return sum(terms.teachers) * COUNT_STEPS
 
     def at_site(self, num_teachers: int, home: Path) -> VoteCounts:
-        """Return the kind with the number of teachers and the store of a site."""
+        """Return these votes with the number of teachers and the store of a site, which counts them."""
         return replace(self, num_teachers=num_teachers, home=home)
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:

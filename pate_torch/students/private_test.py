@@ -24,7 +24,7 @@ from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement, compute_
 from pate_torch.core.progress import Progress
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.privacy.accounts import PURPOSE_TEST, account_charged_error
+from pate_torch.privacy.accounts import PURPOSE_TEST, make_account_charged_error
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.records import MechanismContext, PrivateRecords
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
@@ -242,7 +242,7 @@ def release_test(
     if test is not None and compute_file_digest(path) in committed_digests:
         return test, adjust(test, file)
     if budget.first_charge_only and any(charge.run == budget.run for charge in tests):
-        raise account_charged_error(account, compute_guarantee(events, account.delta).epsilon)
+        raise make_account_charged_error(account, compute_guarantee(events, account.delta).epsilon)
     table, number = count_predictions(student, records, budget.adjacency, progress), len(tests) + 1
     num_units = len(records) if budget.adjacency == "replace_one" else None
     logit_PC = student.compute_logits(pool_x).cpu()

@@ -35,7 +35,7 @@ from pate_torch.core import checks, files, ranks
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, make_hex_id, remove_partial_files, try_hold_lock
-from pate_torch.privacy.accounts import Account, held_out_error
+from pate_torch.privacy.accounts import Account, make_held_out_error
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords
@@ -439,7 +439,7 @@ class TeacherStore:
             rule = self.find_test_rule(name)
             if account is not None and is_charged and (account.held_out or share):
                 if not account.held_out or rule is None:
-                    raise held_out_error(account)
+                    raise make_held_out_error(account)
             elif not share and (is_charged or not self.find_ledger_heads(name)):
                 path.unlink(missing_ok=True)
             elif share and (rule is None or (rule["share"] != share and not self.find_ledger_heads(name))):

@@ -317,7 +317,7 @@ def test_the_sparse_vector_pays_for_a_block_once_and_its_sealed_threshold_goes_o
     assert not sealed.exists()
     assert count_events(ledger) == {"DeltaEvent": 1, "PureDPEvent": 1} and ledger.get_account("svt").num_open == 0
     (pure,) = (e.epsilon for e in ledger.get_account("svt").incurred_events if type(e).__name__ == "PureDPEvent")
-    assert pure == pytest.approx(2 / SPARSE.compute_scales(30).noise_scale)
+    assert pure == pytest.approx(2 / SPARSE.make_price(30).noise_scale)
     for written in (tmp_path / "answers.jsonl", tmp_path / "ledger.sqlite"):
         assert repr(state["threshold"]).encode() not in written.read_bytes()
 
@@ -366,7 +366,7 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
     assert labeler.answer(torch.tensor([7.5])).item() == 1
     labeler.close()
     again = make()
-    assert again.published and again.answer(points(-9, 9)).tolist() == [0, 1]
+    assert again.answer(points(-9, 9)).tolist() == [0, 1]
     assert ledger.get_account("line").guarantee.epsilon == spent and len(again.history) == 40
 
 

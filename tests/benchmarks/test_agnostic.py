@@ -283,7 +283,7 @@ def test_agprivcl_is_right_where_plain_voting_fails():
 def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
     """On three corners a third of the teachers disagree, which is too close; two failures end the run."""
     spy, mechanism = Spy(), SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
-    teachers = 2 * mechanism.compute_scales(4).min_teachers
+    teachers = 2 * mechanism.make_price(4).min_teachers
     asked = {"num_teachers": teachers, "mechanism": mechanism, "budget": spy}
     answers = run_sub_samp(VOTING_FAILS, always_one(10 * teachers), CORNERS, **asked)
     assert answers.label_Q.tolist() == [1, *[NO_ANSWER] * 3]
@@ -294,9 +294,9 @@ def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
 def test_too_few_teachers_for_the_threshold_are_refused_before_a_charge():
     """One teacher fewer than the fewest that can pass; with so many, a unanimous vote is above the threshold."""
     spy, mechanism = Spy(), SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
-    fewest = mechanism.compute_scales(4).min_teachers
+    fewest = mechanism.make_price(4).min_teachers
     distance = math.ceil(fewest / 2) - 1  # of a unanimous vote
-    assert distance - 1 <= mechanism.compute_scales(4).threshold < distance
+    assert distance - 1 <= mechanism.make_price(4).threshold < distance
     asked = {"mechanism": mechanism, "budget": spy}
     with pytest.raises(ValueError, match=rf"num_teachers={fewest - 1}: must be at least {fewest}"):
         run_sub_samp(VOTING_FAILS, always_one(4000), CORNERS, num_teachers=fewest - 1, **asked)
@@ -316,7 +316,7 @@ def test_too_few_teachers_for_the_threshold_are_refused_before_a_charge():
 def test_agprivcl_charges_what_is_proved_before_it_draws(resample):
     spy, run = Spy(), {"epsilon": 0.5, "delta": 1e-3, "alpha": 0.2, "beta": 0.2, "resample": resample}
     n = 400_000 if resample else 100_000
-    run |= {"asked_teachers": plan_of(n, 4, VOTING_FAILS.vc_dimension, **run).mechanism.compute_scales(4).min_teachers}
+    run |= {"asked_teachers": plan_of(n, 4, VOTING_FAILS.vc_dimension, **run).mechanism.make_price(4).min_teachers}
     run_ag_priv_cl(VOTING_FAILS, always_one(n), CORNERS, **run, budget=spy)
     plan = plan_of(n, 4, VOTING_FAILS.vc_dimension, **run)
     assert charges_first(spy) and spy.charged == plan.events
@@ -418,7 +418,7 @@ def sides(y, *, second=False):
 
 def near(plan, queries, above, *, even=False):
     """The teachers whose unanimous vote stands so far above the threshold."""
-    return 2 * (math.floor(plan.mechanism.compute_scales(queries).threshold) + above) + (2 if even else 3)
+    return 2 * (math.floor(plan.mechanism.make_price(queries).threshold) + above) + (2 if even else 3)
 
 
 def outcomes(hypotheses, samples, queries, runs, *, share=1.0, **options):

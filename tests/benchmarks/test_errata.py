@@ -56,7 +56,7 @@ def test_the_tsybakov_condition_is_about_the_distance_from_one_half():
 
 def test_stable_queries_are_the_ones_answered():
     """Theorem 2's proof needs 'distance 0 is seldom answered'; with bottom and top swapped it is answered always."""
-    plan = SparseVector(epsilon=1.0, delta=1e-5, max_failures=5).compute_scales(100)
+    plan = SparseVector(epsilon=1.0, delta=1e-5, max_failures=5).make_price(100)
 
     def passes(threshold_noise):  # of a query at distance 0, given the noise on the threshold
         return stats.laplace(scale=2 * plan.noise_scale).sf(plan.threshold + threshold_noise)

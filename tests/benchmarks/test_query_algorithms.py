@@ -210,7 +210,7 @@ def test_unvprivcl_gives_its_first_stage_what_it_takes_to_answer_or_charges_noth
         assert spy.charged == chosen.events
         shares.append(1 - chosen.events[-1].eta / epsilon)
         plan = AgPrivClPlan(n=4000, num_queries=4, vc_dimension=1, epsilon=shares[-1] * epsilon, **run)
-        assert plan.num_teachers >= plan.mechanism.compute_scales(4).min_teachers
+        assert plan.num_teachers >= plan.mechanism.make_price(4).min_teachers
     assert shares == sorted(shares, reverse=True)
     assert {round(share, 3) for share in shares} >= {1.0, 0.75, 0.5}
 

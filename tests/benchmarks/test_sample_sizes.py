@@ -111,7 +111,7 @@ def net(count: float, draw) -> bool:
     return np.diff(np.concatenate([[0], np.sort(draw.random(math.ceil(count))), [1]])).max() <= 0.05
 
 
-SOFT = SoftSparseVector(**ASKED, max_failures=T, bins=BINS).compute_scales(M_SOFT)
+SOFT = SoftSparseVector(**ASKED, max_failures=T, bins=BINS).make_price(M_SOFT)
 CASES = {
     "btt18_corollary_3_9": (sizes.btt18_corollary_3_9(M, T, **ASKED, beta=BETA), at_distance),
     "btt18_theorem_3_11": (sizes.btt18_theorem_3_11(M, T, **ASKED, beta=BETA), three_in_four),

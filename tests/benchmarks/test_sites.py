@@ -1,4 +1,6 @@
-"""The benchmark of sites deals every record once, and DP-FedAvg keeps epsilon and learns."""
+"""The benchmark of sites deals every record once and plans as sites do, and DP-FedAvg keeps epsilon and learns."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 from benchmarks import fedavg, sites
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import GaussianEvent
+from pate_torch.sites import training
 
 
 @pytest.mark.parametrize("dealing", sites.DEALINGS)
@@ -18,6 +21,18 @@ def test_every_record_is_dealt_to_one_site(dealing):
     largest_shares = [np.bincount(y[part]).max() / len(part) for part in parts]
     assert (np.mean(largest_shares) > 0.5) == (dealing == "skewed")
     assert not np.array_equal(parts[0], sites.deal(y, dealing, seed=2)[0])
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_the_same_noise_has_the_directions_of_the_sites(steps):
+    terms = {"max_sites_per_unit": 1, "adjacency": "add_remove", "colluding": 3, "delta": "1/100000", "classes": 4}
+    charter = SimpleNamespace(terms=SimpleNamespace(**terms), sites=sites.NAMES)
+    case = SimpleNamespace(split=SimpleNamespace(y=np.zeros(10_049), classes=4), public_PD=np.zeros((3800, 5)))
+    for epsilon, sigma in sites.SIGMAS.items():
+        expected = training.plan_directions(charter, epsilon, 3800, 10_000, steps)
+        dim = sites.Case.plan_dim(case, np.sqrt(steps) * sites.SITES_FACTOR * sigma, steps=steps)
+        assert dim == pytest.approx(expected, rel=1e-9)
+        assert 1 < dim < 380  # neither end of the range
 
 
 def test_full_batches_of_fedavg_cost_epsilon():

@@ -32,7 +32,7 @@ def test_the_store_of_a_user_holds_no_runs(monkeypatch, tmp_path):
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path):
-    with pytest.raises(KeyError), run_folders.hold(tmp_path / "run"):
+    with pytest.raises(KeyError), run_folders.hold_run_folder(tmp_path / "run"):
         raise KeyError
     assert not (tmp_path / "run").exists()
 
@@ -132,17 +132,20 @@ def test_a_file_system_or_a_system_without_locks_is_refused(tmp_path, monkeypatc
 
 def test_unfinished_files_of_a_killed_run_are_removed_and_nothing_else(tmp_path):
     dead, living, finished = (tmp_path / "runs" / "digits" / "gaussian" / name for name in ("dead", "living", "done"))
-    half, whole = (".labels.csv.partial", ".tmpAbC123", ".votes.safetensors.0123456789ab"), ("labels.csv", ".hydra")
+    half, whole = (
+        (".labels.csv.0123456789ab", ".tmpAbC123", ".votes.safetensors.0123456789ab"),
+        ("labels.csv", ".hydra"),
+    )
     for run in (dead, living, finished):
         (run / "release").mkdir(parents=True)
         for name in (*half, *whole):
             (run / "release" / name).write_text("")
     (dead / ".lock").write_text('[1, "there", "then"]')
-    with run_folders.hold(living):
+    with run_folders.hold_run_folder(living):
         assert sorted(path.name for path in (living / "release").iterdir()) == sorted(whole)
-        (living / "release" / ".labels.csv.partial").write_text("")
+        (living / "release" / ".labels.csv.0123456789ab").write_text("")
         run_folders.remove_killed_run_files(tmp_path)
-        assert (living / "release" / ".labels.csv.partial").exists()
+        assert (living / "release" / ".labels.csv.0123456789ab").exists()
     assert sorted(path.name for path in (dead / "release").iterdir()) == sorted(whole)
     assert not (dead / ".lock").exists() and not (living / ".lock").exists()
 

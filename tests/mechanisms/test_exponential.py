@@ -24,16 +24,16 @@ def test_gumbel_max_stays_in_log_space():
 
 @pytest.mark.parametrize("adjacency,steps", [("replace_one", (-1, 0, 1)), ("add_remove", (0, 1))])
 def test_selection_prices_both_adjacencies_exactly(monkeypatch, adjacency, steps):
-    epsilon, sensitivity, base = 0.9, 2, np.array([5, 9, 7])
+    epsilon, base = 0.9, np.array([5, 9, 7])
     monkeypatch.setattr(
         exponential, "draw_gumbel_max", lambda u, rate, noise: np.exp(compute_log_probabilities(u, rate))
     )
 
     def law(errors):
-        return draw_model_index(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)
+        return draw_model_index(errors, epsilon, DryRunNoise(), adjacency=adjacency)
 
     spans = {
-        move: np.ptp(np.log(law(base)) - np.log(law(base + sensitivity * np.array(move))))
+        move: np.ptp(np.log(law(base)) - np.log(law(base + np.array(move))))
         for move in itertools.product((-1, 0, 1), repeat=3)
     }
     inside = max(span for move, span in spans.items() if set(move) <= set(steps))

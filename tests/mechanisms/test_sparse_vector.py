@@ -10,11 +10,11 @@ from scipy import integrate, stats
 
 from pate_torch.accounting.accountant import compute_guarantee as accounted
 from pate_torch.accounting.events import DeltaEvent, PureDPEvent
+from pate_torch.accounting.prices import compute_min_teachers
 from pate_torch.mechanisms.sparse_vector import (
     DistanceToInstability,
     SparseVector,
     compute_instability_distance,
-    compute_min_teachers,
 )
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
@@ -85,7 +85,7 @@ def test_distance_is_the_number_of_moves_that_cannot_change_the_winner():
 
 @pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
 def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
-    plan = stability(epsilon=epsilon, delta=delta, max_failures=blocks).compute_scales(tests)
+    plan = stability(epsilon=epsilon, delta=delta, max_failures=blocks).make_price(tests)
 
     def price(scale: float) -> float:
         return accounted((PureDPEvent(epsilon=2 / scale, count=blocks), DeltaEvent(delta=delta / 40)), delta).epsilon
@@ -104,16 +104,16 @@ def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, close
     """Epsilon 1, delta 1e-5, 200 queries: with thresholds and tests bounded apart, the exact cost would take 191, 581,
     979, 3,209 and 7,949."""
     exact_price = {1: 191, 3: 581, 5: 979, 20: 3209, 100: 7949}
-    needed = stability(max_failures=failures, failure_delta=5e-6).compute_scales(200).min_teachers
+    needed = stability(max_failures=failures, failure_delta=5e-6).make_price(200).min_teachers
     assert needed < exact_price[failures] < closed_form
-    assert needed < stability(max_failures=failures).compute_scales(200).min_teachers < 1.2 * needed
+    assert needed < stability(max_failures=failures).make_price(200).min_teachers < 1.2 * needed
 
 
 @both_kinds
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_accountant_agrees_with_the_calibration(noise, rounds):
     mechanism = stability(noise=noise)
-    plan = mechanism.compute_scales(1000)
+    plan = mechanism.make_price(1000)
     assert plan.max_failures == 20
     worst = mechanism.privacy_events(1000, rounds)
     assert worst == (PureDPEvent(epsilon=2 / plan.noise_scale, count=plan.max_failures), DeltaEvent(delta=1e-5 / 40))
@@ -125,7 +125,7 @@ def test_unstable_queries_pass_within_their_share_of_delta(noise):
     """P(some query of distance 0 passes), exactly, against the failure probability, here delta/2."""
     for blocks, tests, delta in ((1, 1, 0.1), (2, 6, 0.4), (3, 8, 0.05)):
         terms = {"delta": delta, "failure_delta": delta / 2, "max_failures": blocks}
-        plan = stability(epsilon=8.0, **terms, noise=noise).compute_scales(tests)
+        plan = stability(epsilon=8.0, **terms, noise=noise).make_price(tests)
         patterns = sparse_law([0] * tests, plan.threshold, plan.noise_scale, blocks, noise == "discrete")
         bad = sum(p for pattern, p in patterns.items() if any(pattern))
         assert bad <= delta / 2
@@ -142,7 +142,7 @@ def test_btt18_algorithm_6_lets_unstable_queries_pass():
 
     held = integrate.quad(none_passes, -40, 40, points=[-20, 0, 20], limit=400)[0]
     assert 0.02 < 1 - held < 0.05
-    ours = stability(delta=delta, max_failures=1).compute_scales(m)
+    ours = stability(delta=delta, max_failures=1).make_price(m)
     assert ours.threshold / ours.noise_scale > 1.8 * w  # with 2 lambda, and the moving threshold allowed for
 
 
@@ -151,7 +151,7 @@ def test_number_of_teachers_is_exact_and_named():
         needed = compute_min_teachers(w)
         assert halved((needed, 0)) > w >= halved((needed - 1, 0))
     mechanism = stability()
-    plan = mechanism.compute_scales(1000)
+    plan = mechanism.make_price(1000)
     assert 2000 < plan.min_teachers < 10_000
     with pytest.raises(
         ValueError, match=rf"{plan.min_teachers} .*lambda={plan.noise_scale:.1f} and w={plan.threshold:.1f}"
@@ -195,7 +195,7 @@ def votes_about(threshold: float, queries: int, seed: int) -> Votes:
 @pytest.mark.parametrize("seed", range(4))
 def test_stability_is_the_papers_loop(noise, seed):
     mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
-    plan = mechanism.compute_scales(60)
+    plan = mechanism.make_price(60)
     votes, source = votes_about(plan.threshold, 60, seed), Recorder(noise)
     answers = mechanism.release(votes, source, MechanismContext(num_queries=60))
     (_, tests), *rest = source.drawn
@@ -229,7 +229,7 @@ def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
 def test_rounds_go_on_with_the_threshold_of_the_block(noise, sizes, seed):
     """The papers' loop sees no rounds: a threshold is drawn for a failure, and for nothing else."""
     mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
-    plan = mechanism.compute_scales(60)
+    plan = mechanism.make_price(60)
     votes, source = votes_about(plan.threshold, 60, seed), Recorder(noise)
     labels, tests, thresholds, incurred = [], [], [], ()
     for turn, query_Q in enumerate(torch.arange(60).split(sizes)):
@@ -263,7 +263,7 @@ def test_released_labels_hold_nothing_of_what_came_after_the_stop():
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
 def test_stability_follows_the_exact_law_and_no_other(noise):
     mechanism = build("sparse_vector", noise, epsilon=12.0, max_failures=2)
-    plan = mechanism.compute_scales(4)
+    plan = mechanism.make_price(4)
     distances = [round(plan.threshold) + shift for shift in (1, 0, 2, -1)]
     counts_QC = torch.tensor([[150 + d + 1, 150 - d - 1, 0] for d in distances])
     votes, source, context = Votes(counts_QC, 300), DryRunNoise(noise), MechanismContext(num_queries=4)
@@ -322,7 +322,7 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
 
 def test_released_scores_are_bin_centers():
     mechanism = soft(delta=1e-12)  # which what is split passes with at most
-    teachers = 4 * mechanism.compute_scales(6).min_teachers
+    teachers = 4 * mechanism.make_price(6).min_teachers
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
     scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
     votes = SoftVotes.from_scores(scores[..., None], mechanism.bins)
@@ -361,7 +361,7 @@ def soft_loop(first, second, noise_1, noise_2, thresholds, plan, max_failures: i
 @pytest.mark.parametrize("failures", [1, 4, 7])
 def test_soft_stability_is_the_papers_loop(noise, seed, failures):
     mechanism = soft(noise=noise, epsilon=12.0, max_failures=failures, bins=3)
-    plan = mechanism.compute_scales(30)
+    plan = mechanism.make_price(30)
     rng = np.random.default_rng(seed)
     teachers = 6 * round(plan.threshold)
     scores = np.zeros((teachers, 30))
@@ -424,8 +424,8 @@ def test_histograms_with_other_bins_than_the_mechanism_are_refused():
 def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
     """Ten queries of three classes are thirty scores of the papers' loop, which may end in the middle of a query."""
     mechanism = soft(noise=noise, epsilon=12.0, max_failures=4, bins=3)
-    plan = mechanism.compute_scales(10, 3)
-    assert plan.threshold > mechanism.compute_scales(10, 2).threshold  # thirty tests, and not ten
+    plan = mechanism.make_price(10, 3)
+    assert plan.threshold > mechanism.make_price(10, 2).threshold  # thirty tests, and not ten
     rng = np.random.default_rng(1)
     teachers = 6 * round(plan.threshold)
     share = rng.choice([0.02, 0.02, 0.3], size=(10, 3))

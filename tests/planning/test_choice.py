@@ -98,7 +98,7 @@ def test_a_target_sets_the_noise_as_in_a_run():
 
 def test_stability_with_few_teachers_is_refused_with_the_number_it_takes():
     mechanism = SparseVector(**STABLE)
-    needed = mechanism.compute_scales(50).min_teachers
+    needed = mechanism.make_price(50).min_teachers
     few, enough = (evaluate(mechanism=mechanism, num_teachers=teachers) for teachers in (250, 6000))
     with pytest.raises(ValueError) as refused:
         mechanism.check(num_queries=50, num_teachers=250, num_classes=10)

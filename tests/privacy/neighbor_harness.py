@@ -119,7 +119,7 @@ def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
     opened, gradient, draw = Mechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model_index
     publish, add_noise, errors = (
-        private_epsilon.private_price.publish_price,
+        private_epsilon.private_price.compute_private_price,
         NoiseSourceOptimizer.add_noise,
         exponential.count_errors,
     )
@@ -162,9 +162,9 @@ def watched(watch: Watch) -> Iterator[None]:
             watch.faults.append("errors move both ways where a record is added or removed")
         return draw(kept, epsilon, noise, adjacency=adjacency, **rest)
 
-    def of_price(plan: Any, model: Any, votes: Any, z: float, **rest: Any) -> Any:
+    def of_price(plan: Any, model: Any, votes: Any, z: float) -> Any:
         said = Sensitivity(l1=2.0, l2=math.sqrt(2), linf=1.0)
-        return publish(plan, model, watch.meets(torch.as_tensor(votes), said, rows=True).numpy(), z, **rest)
+        return publish(plan, model, watch.meets(torch.as_tensor(votes), said, rows=True).numpy(), z)
 
     def of_gradients(self: Any) -> None:
         parts = [p.summed_grad.reshape(-1) for p in self.params]
@@ -187,7 +187,7 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(Mechanism, "_check_input", at_the_door)
         patch.setattr(GradientSums, "compute_gradient_sum", of_records)
         patch.setattr(selection, "draw_model_index", of_students)
-        patch.setattr(private_epsilon.private_price, "publish_price", of_price)
+        patch.setattr(private_epsilon.private_price, "compute_private_price", of_price)
         patch.setattr(NoiseSourceOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "count_errors", of_hypotheses)
         for name in ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_uniform"):
@@ -246,7 +246,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             )
             return (noise, ev.DeltaEvent(delta=mechanism.delta, count=count))
         case "SparseVector" | "SoftSparseVector":
-            scale = mechanism.compute_scales(queries).noise_scale
+            scale = mechanism.make_price(queries).noise_scale
             return (
                 ev.PureDPEvent(epsilon=2 / scale, count=mechanism.max_failures),
                 ev.DeltaEvent(delta=mechanism.failure_delta),

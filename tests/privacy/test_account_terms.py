@@ -406,7 +406,9 @@ def test_no_route_charges_without_a_lock_of_its_folder(tmp_path, monkeypatch, no
         pytest.skip("writes a journal, and into no folder of a run")
     else:
         words = r"paths\.run=.*is being written by process"
-        place = run_folders.hold(tmp_path / "runs" / "blobs" / ("histogram" if route == "api" else "gaussian") / "one")
+        place = run_folders.hold_run_folder(
+            tmp_path / "runs" / "blobs" / ("histogram" if route == "api" else "gaussian") / "one"
+        )
     with place, pytest.raises(ValueError, match=words):
         COMMANDS[route](tmp_path, monkeypatch)
     assert reserved(tmp_path) == charged
@@ -427,7 +429,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
     """Killed before its release.json, reverse k-NN left the cells of its answers where teachers answer next."""
     one = plan(tmp_path, "one")
     (one.folder / "release").mkdir(parents=True)
-    left = ("cells.csv", "first_answers.json", ".release.json.partial")
+    left = ("cells.csv", "first_answers.json", ".release.json.0123456789ab")
     for name in ("labels.csv", *left):
         (one.folder / "release" / name).write_text("charged, and in no claim")
     pipeline.run(one)

@@ -218,6 +218,25 @@ def test_a_wrong_file_gives_one_line_and_exit_code_2(tmp_path, monkeypatch, caps
         assert error.startswith("error: ") and error.count("\n") == 1, error
 
 
+def test_settings_that_are_not_yaml_give_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    (tmp_path / "schema.yaml").write_text("columns: [")
+    (tmp_path / "public.csv").write_text("f,y\n1,a\n2,b\n")
+    for name in ("s", "t"):
+        assert main(("site", "init", "--account", "scans", "--folder", name)) == 0
+    assert main(("join", "charter", "s.key", "t.key", "--colluding", "0", "--max-records", "10")) == 0
+    votes = ("votes", "--public", "public.csv", "--label", "y", "--classes", "a", "b", "--teacher", "steps=[")
+    for words, expected in (
+        (("marginals", "--schema", "schema.yaml"), "cannot be read"),
+        (votes, "--teacher='steps=['"),
+    ):
+        capsys.readouterr()
+        assert main(("join", "ask", *words, "--epsilon", "1")) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and expected in error and error.count("\n") == 1, error
+
+
 def test_without_cryptography_the_extra_is_named(monkeypatch, capsys, tmp_path):
     for name in [name for name in sys.modules if name.startswith(("pate_torch.sites.", "cryptography"))]:
         monkeypatch.delitem(sys.modules, name)

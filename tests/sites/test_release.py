@@ -17,11 +17,13 @@ from pate_torch.api.released import ReleasedClassifier
 from pate_torch.cli.main import main
 from pate_torch.features.contrastive import encode
 from pate_torch.release.renderer import escape_markdown
+from pate_torch.sites.descent import ask_step
 from pate_torch.sites.release import write_model
 from pate_torch.sites.rounds import accept_sum
+from pate_torch.sites.training import make_descent
 from pate_torch.synthesis.model import TableModel
 from tests.release.json_schema import privacy_schema
-from tests.sites.site_tables import PUBLIC, make_consortium, make_kind, make_rows
+from tests.sites.site_tables import CLASSES, PUBLIC, make_consortium, make_kind, make_rows
 
 DELTA = 1e-5
 
@@ -31,14 +33,14 @@ def compute_epsilon(mu: float) -> float:
     return brentq(lambda e: norm.cdf(-e / mu + mu / 2) - np.exp(e) * norm.cdf(-e / mu - mu / 2) - DELTA, 0, 50)
 
 
-def release(folder, kind, epsilons=(0.5,), num_sites=3, slots=(), **terms):
+def release(folder, kind, epsilons=(0.5,), num_sites=3, **terms):
     """Ask one round for each epsilon, sum the last one, and write its release."""
     consortium = make_consortium(folder, num_sites=num_sites, **terms)
     for epsilon in epsilons:
         _, round_raw, public_raw = consortium.joiner.ask(make_kind(kind), epsilon)
     consortium.joiner.sum(consortium.answer_all(round_raw, public_raw))
     (out := folder / "release").mkdir()
-    write_model(consortium.joiner, consortium.joiner.load_sum(), PUBLIC, out, home=folder, slots=slots)
+    write_model(consortium.joiner, consortium.joiner.load_sum(), PUBLIC, out, home=folder)
     return out, consortium.joiner, json.loads((out / "privacy.json").read_text())
 
 
@@ -87,7 +89,7 @@ def test_aborted_rounds_are_in_the_total_and_not_in_the_guarantee(tmp_path):
 
 def test_units_at_two_sites_pay_twice_mu_and_the_statement_names_their_column(tmp_path):
     _, joiner, statement = release(tmp_path, "class_sums", max_sites_per_unit=2)
-    (current_round,) = joiner.list_rounds()
+    ((current_round, *_),) = joiner.load_rounds()
     mu = 2 * 2**30 / (float(current_round.share) * 2**0.5)
     assert statement["guarantee"]["epsilon"] == pytest.approx(compute_epsilon(mu), rel=1e-6)
     assert any("at 2 of the sites at most" in sentence for sentence in statement["assumptions"])
@@ -96,19 +98,25 @@ def test_units_at_two_sites_pay_twice_mu_and_the_statement_names_their_column(tm
     assert statement["mechanism"]["parameters"]["sigma"] == pytest.approx(sigma, rel=1e-12)
 
 
-def test_a_release_of_several_rounds_pays_for_all_of_them(tmp_path):
+def test_a_release_of_several_rounds_pays_for_all_of_them_and_for_no_failed_round(tmp_path):
     consortium = make_consortium(tmp_path)
-    for epsilon in (0.3, 0.4):
-        _, round_raw, public_raw = consortium.joiner.ask(make_kind("class_sums"), epsilon)
-        _, sum_raw = consortium.joiner.sum(consortium.answer_all(round_raw, public_raw))
-        for site in consortium.sites:
-            accept_sum(site.state, sum_raw)
+    kind = make_descent(PUBLIC, "y", CLASSES, steps=2, clip_norm=0.5)
+    for step in range(3):
+        _, round_raw, public_raw = ask_step(consortium.joiner, kind, 0.5, again=step == 2)
+        answers = consortium.answer_all(round_raw, public_raw)
+        if step != 1:  # the answers of the second round are lost
+            _, sum_raw = consortium.joiner.sum(answers)
+            for site in consortium.sites:
+                accept_sum(site.state, sum_raw)
     (out := tmp_path / "release").mkdir()
-    noisy = consortium.joiner.load_sum()
-    report = write_model(consortium.joiner, noisy, PUBLIC, out, home=tmp_path, slots=(0, 1))
-    mus = [brentq(lambda m, e=e: compute_epsilon(m) - e, 1e-3, 5) for e in (0.3, 0.4)]
-    assert report.claim.epsilon == pytest.approx(compute_epsilon(np.linalg.norm(mus)), rel=1e-5)
-    assert not report.claim.other_releases and (out / "sum-0.json").exists()
+    report = write_model(consortium.joiner, consortium.joiner.load_sum(), PUBLIC, out, home=tmp_path)
+    mu = brentq(lambda m: compute_epsilon(m) - report.claim.epsilon, 1e-3, 5) / 2**0.5  # of each of two equal rounds
+    assert report.claim.epsilon == pytest.approx(0.5, rel=1e-5)
+    assert [other.epsilon for other in report.claim.other_releases] == pytest.approx([compute_epsilon(mu)], rel=1e-5)
+    assert report.claim.epsilon_charged == pytest.approx(compute_epsilon(mu * 3**0.5), rel=1e-5)
+    assert [facts["used"] for facts in report.trust["rounds"]] == [True, False, True]
+    assert {path.name for path in out.glob("sum-*")} == {"sum-0.json", "sum-2.json"}
+    assert {path.name for path in out.glob("*.public")} == {"round-0.public"}
 
 
 @pytest.mark.parametrize("kind", ["class_sums", "histogram"])

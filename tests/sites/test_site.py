@@ -176,7 +176,7 @@ def test_rows_that_cannot_be_used_add_nothing(tmp_path):
 
     damaged = {name: pa.array(values) for name, values in rows.items()}
     site = consortium.sites[0]
-    table = site._count(consortium.joiner.charter, kind, damaged)
+    table = site._count(consortium.joiner.charter, kind, damaged, None)
     assert len(table.records) == 2  # a missing number is filled by the public mean, an unknown class is left out
 
 

@@ -52,7 +52,7 @@ def test_new_points_get_the_mean_share_of_their_nearest_public_points(monkeypatc
     nearest = NearestNeighbors(n_neighbors=10).fit(place_PD).kneighbors(new_ND, return_distance=False)
     student = LabelSpreading().fit(task, seed=0, device=CPU)
     torch.testing.assert_close(student.compute_probabilities(new_x), share_PC[nearest].mean(1), atol=1e-4, rtol=0)
-    monkeypatch.setattr(networks, "_STRETCH_POINTS", 7)  # fewer than a point has neighbors
+    monkeypatch.setattr(networks, "_BLOCK_POINTS", 7)  # fewer than a point has neighbors
     torch.testing.assert_close(student.compute_probabilities(new_x), share_PC[nearest].mean(1), atol=1e-4, rtol=0)
 
 

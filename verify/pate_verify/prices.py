@@ -1,7 +1,7 @@
 """Bounds on epsilon of privacy events, implemented from the papers for this check alone.
 
-An event is a mapping with kind, scale and count, as in ``release.json``. If several mechanisms have the same event, the
-lower bound is the cost of one of them.
+An event is a mapping with kind, scale and count, as in ``release.json``. If mechanisms of different costs have the same
+event, the lower bound is the cost of one such mechanism.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ ANSWER_FILES = {
     "first_answers_sha256": "first_answers.json",
 }
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
-"""Files of every release. Answers, a published cost and an encoder have further files."""
+"""Files that every release may have. Answers, a published cost and an encoder have further files."""
 TABLE_FILES = {"synthesizer_sha256": "synthesizer.safetensors", "first_answers_sha256": "first_answers.json"}
 """Key of a SHA-256 in the ledger -> file of a synthetic table. Rows drawn from it are in ``ROWS_FILE``."""
 ROWS_FILE = "synthetic.csv"
@@ -67,7 +67,7 @@ def make_check(name: str, results: Mapping[str, bool], fault: str, message: str)
 
 @dataclass(frozen=True)
 class ReleaseFolder:
-    """The JSON files of a release folder. ``release`` is None if the labels are in another folder."""
+    """The JSON files of a release folder. ``release`` is None if the folder has no release.json."""
 
     path: Path
     statement: Mapping[str, Any]
@@ -92,7 +92,7 @@ class ReleaseFolder:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the release is of several sites, whose noise is the sum of shares."""
+        """Whether several sites made the release, whose noise is the sum of their shares."""
         return bool(self.statement["trust"]["model"] == "distributed")
 
     @property
@@ -101,7 +101,7 @@ class ReleaseFolder:
         return list(self.statement["composition"]["parts"])
 
     def read_labels(self) -> list[dict[str, str]]:
-        """Read the rows of labels.csv; empty if the labels are in another folder."""
+        """Read the rows of labels.csv; empty if the folder has no labels."""
         if self.release is None:
             return []
         return list(csv.DictReader((self.path / "labels.csv").read_text("utf-8").splitlines()))

@@ -24,8 +24,9 @@ from pate_verify.release import RELATIVE_TOLERANCE, Check, ReleaseFolder, check_
 
 PROTOCOL, VERSIONS = "pate-sites-1", ("shares 1", "discrete gaussian 1")
 SIGNATURE_BYTES = 129  # hexadecimal digits and a line feed
-UNIT_LENGTH, COUNT_LENGTH = 1 << 30, 1 << 28  # whole numbers in the length of one vector, and in one count
-MIN_SHARE, TAIL_SDS, MAX_LAW_ERROR = 3, 40, 1e-9
+UNIT_LENGTH, COUNT_LENGTH = 1 << 30, 1 << 28  # whole numbers that stand for a vector of length 1, and for one count
+MIN_SHARE = 3  # smallest parameter of a share for which ``Protocol.bound_cost`` holds
+TAIL_SDS, MAX_LAW_ERROR = 40, 1e-9  # T and the largest eta in ``Protocol.bound_cost``
 MECHANISMS = {"histogram": "histogram", "marginals": "marginals", "votes": "gaussian"}
 MECHANISMS |= dict.fromkeys(("class_sums", "gradients"), "gradient_descent")
 """Kind of a table -> mechanism in the statement."""
@@ -81,9 +82,10 @@ class Protocol:
         self.sums = {slot: SignedFile("sum", (path / f"sum-{slot}.json").read_bytes()) for slot in self.slots}
 
     def compute_squared_length(self, slot: int) -> int:
-        """Compute the squared length of the largest change of a round's table by one unit at one site.
+        """Compute the squared L2 sensitivity of a round's table to one unit at one site, in its whole numbers.
 
-        A vector is replaced by any other of its length, and a count moves to another place of its table.
+        Under replace_one, a vector is replaced by another vector of at most its length, and a count moves to another
+        place of its table.
         """
         vectors = 2 if self.charter.content["adjacency"] == "replace_one" else 1
         match self.rounds[slot].content["kind"]:
@@ -99,7 +101,7 @@ class Protocol:
         return vectors * count_tables(json.loads(self.publics[slot].content["facts"])) * COUNT_LENGTH**2
 
     def bound_cost(self, slots: Sequence[int], colluding: int, delta: float) -> EpsilonBounds:
-        """Bound epsilon of some rounds together against some colluding sites.
+        """Bound epsilon of the rounds of ``slots`` together against ``colluding`` sites.
 
         The sum of n discrete Gaussian shares s is a discrete Gaussian number (Kairouz, Liu & Steinke 2021: up to a
         factor 1 + 1e-36 for s >= 3), which equals a rounded Gaussian number up to a factor exp((T^2 + 1)/(8 n s^2))
@@ -122,7 +124,7 @@ class Protocol:
 
 
 def check_sites(folder: ReleaseFolder) -> Iterator[Check]:
-    """Check the files of the protocol, their signatures, and each epsilon."""
+    """Check the files of the protocol, their signatures, and each epsilon against the charter and the round files."""
     trust, statement = folder.statement["trust"], folder.statement
     protocol, t, delta = Protocol(folder.path, trust["rounds"]), trust["colluding"], statement["guarantee"]["delta"]
     yield _check_protocol(protocol, statement)
@@ -140,7 +142,7 @@ def check_sites(folder: ReleaseFolder) -> Iterator[Check]:
 
 
 def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
-    """Compare charter, rounds, public files and sums with each other and with the statement."""
+    """Compare the charter, the rounds and the sums with each other and with the statement."""
     trust, guarantee, parameters = statement["trust"], statement["guarantee"], statement["mechanism"]["parameters"]
     charter, terms, num_sites = protocol.charter.digest, protocol.charter.content, len(protocol.keys)
     stated_terms = guarantee["delta"], guarantee["adjacency"], guarantee["unit"]
@@ -155,17 +157,8 @@ def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
         "terms": (float(Fraction(terms["delta"])), terms["adjacency"], terms["unit"]) == stated_terms,
         "version": (terms["accounting"], terms["sampler"]) == VERSIONS,
         "used rounds": bool(protocol.slots),
+        **_compare_rounds(protocol, trust["rounds"]),
     }
-    for slot, (file, public) in enumerate(zip(protocol.rounds, protocol.publics, strict=True)):
-        asked, share = file.content, Fraction(file.content["share"])
-        noise = (num_sites - terms["colluding"]) * share**2 >= Fraction(asked["sigma"]) ** 2 and share >= MIN_SHARE
-        results |= {
-            f"round-{slot}.json": file.digest == trust["rounds"][slot]["sha256"] and asked["slot"] == slot,
-            f"round-{slot}.public": public.digest in asked["files"].values()
-            and public.content["kind"] == asked["kind"],
-            f"charter of round {slot}": asked["charter"] == public.content["charter"] == charter,
-            f"share of round {slot}": noise,
-        }
     for slot, file in protocol.sums.items():
         asked, numbers = protocol.rounds[slot].content, 8 * math.prod(protocol.rounds[slot].content["shape"])
         is_whole = file.content["body_bytes"] == numbers and len({*file.content["answers"]}) == num_sites
@@ -178,6 +171,22 @@ def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
         results["noise"] &= math.isclose(parameters["sigma"], sigma, rel_tol=RELATIVE_TOLERANCE)
     message = f"{num_sites} sites, t = {terms['colluding']}, {len(protocol.rounds)} rounds of one charter"
     return make_check("sites", results, "do not fit", message)
+
+
+def _compare_rounds(protocol: Protocol, stated: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Compare each round file with its public file, with the charter, and with the facts in the statement."""
+    charter, terms, results = protocol.charter.digest, protocol.charter.content, dict[str, bool]()
+    honest = len(protocol.keys) - terms["colluding"]
+    for slot, (file, public) in enumerate(zip(protocol.rounds, protocol.publics, strict=True)):
+        asked, share = file.content, Fraction(file.content["share"])
+        results |= {
+            f"round-{slot}.json": file.digest == stated[slot]["sha256"] and asked["slot"] == slot,
+            f"round-{slot}.public": public.digest in asked["files"].values()
+            and public.content["kind"] == asked["kind"],
+            f"charter of round {slot}": asked["charter"] == public.content["charter"] == charter,
+            f"share of round {slot}": honest * share**2 >= Fraction(asked["sigma"]) ** 2 and share >= MIN_SHARE,
+        }
+    return results
 
 
 def _check_signatures(protocol: Protocol) -> Check:

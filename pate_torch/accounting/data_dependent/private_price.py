@@ -33,7 +33,7 @@ class PublicationPlan:
 
     Attributes:
         order: Renyi order of the published cost.
-        decay: Decay of the smooth sensitivity: the factor for each moved vote is e^{-decay}.
+        decay: Decay of the smooth sensitivity, which weights the local sensitivity after d moved votes by e^{-decay d}.
         sigma: Standard deviation of the noise, in units of the smooth sensitivity.
         confidence: Probability that the published cost is at least the true cost.
     """
@@ -117,38 +117,33 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
     return order * scaled_shift**2 / (2 * sigma**2 * k) - (order * decay + math.log(k) / 2) / (order - 1)
 
 
-def publish_price(
-    plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, z: float, *, adaptive: bool
-) -> PrivatePrice:
-    """Compute a cost that may be published: an upper bound on the forward cost of all queries.
+def compute_private_price(plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, z: float) -> PrivatePrice:
+    """Compute the noisy cost of queries that were fixed beforehand.
 
     Args:
         plan: Public parameters.
         model: Distribution of the answer to one query.
-        votes: PRIVATE. Integers [Q, C].
+        votes: PRIVATE. Integers [Q, C]. No query may depend on earlier answers, because costs would not add up.
         z: Fresh standard normal number from the noise of a ``Spending`` that reserved ``plan.publication_event``.
-        adaptive: Whether queries depended on earlier answers. Must be False, because costs would not add up.
 
     Raises:
-        ValueError: ``adaptive`` is True, or no bound on the sensitivity is known.
+        ValueError: No bound on the sensitivity is known.
 
     Guarantee: Renyi DP by the curve ``plan.publication_event``, if one privacy unit moves one vote in every query.
     Source: PATE 2018, appendix B, with a corrected cost.
     """
-    if checks.boolean("adaptive", adaptive):
-        raise checks.error("adaptive", adaptive, "must be false: costs add up only for queries fixed beforehand")
     checks.number("z", z)
-    return _compute_price(plan, model, votes, len(np.asarray(votes)), z)
+    return _add_noise_to_price(plan, model, votes, len(np.asarray(votes)), z)
 
 
 def forecast_epsilon(
     plan: PublicationPlan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float
 ) -> float:
     """Compute the median of epsilon of labels and publication together, for votes like the PUBLIC ``example_votes``."""
-    return _compute_price(plan, model, example_votes, num_queries, 0.0).compute_epsilon(delta)
+    return _add_noise_to_price(plan, model, example_votes, num_queries, 0.0).compute_epsilon(delta)
 
 
-def _compute_price(
+def _add_noise_to_price(
     plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, num_queries: int, z: float
 ) -> PrivatePrice:
     """Compute the noisy cost of ``num_queries`` queries with such votes, at most the data-independent cost."""

@@ -127,7 +127,7 @@ def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
 def compute_data_dependent_epsilon(votes: ArrayLike, price: Price, *, delta: float) -> float:
     """PRIVATE. Compute the forward epsilon of Q answers to these votes, by Renyi divergences at the best order.
 
-    The value depends on private votes and must not be published as it is: ``private_price.publish_price`` adds noise.
+    The value depends on private votes and must not be published as it is: ``private_price`` adds noise.
     The queries must not depend on earlier answers. With much noise, ``compute_epsilon`` may be smaller.
 
     Args:

@@ -100,14 +100,14 @@ def test_published_is_an_upper_bound_exactly_as_often_as_promised():
     model = GaussianNoisyMaxPrice(sigma=40)
     plan = PublicationPlan(order=6.0, decay=0.02, sigma=2.0, confidence=0.95)
     price = smooth_sensitivity.compute_total_price(model, VOTES, [6.0])[0]
-    below = private_price.publish_price(plan, model, VOTES, -1.6448537 - 1e-4, adaptive=False)
-    above = private_price.publish_price(plan, model, VOTES, -1.6448536 + 1e-4, adaptive=False)
+    below = private_price.compute_private_price(plan, model, VOTES, -1.6448537 - 1e-4)
+    above = private_price.compute_private_price(plan, model, VOTES, -1.6448536 + 1e-4)
     assert below.rdp < price < above.rdp
     assert price >= theorems.compute_rdp(model, VOTES, [6.0])[0] * (1 - 1e-12)
 
 
 def test_epsilon_includes_the_publication():
-    priced = private_price.publish_price(PLAN, GaussianNoisyMaxPrice(sigma=40), VOTES, 0.3, adaptive=False)
+    priced = private_price.compute_private_price(PLAN, GaussianNoisyMaxPrice(sigma=40), VOTES, 0.3)
     event = PLAN.publication_event
     assert dict(zip(event.orders, event.rdp, strict=True))[PLAN.order] == PLAN.publication_rdp
     assert priced.compute_epsilon(1e-5) == pytest.approx(
@@ -142,7 +142,7 @@ def test_its_cost_is_charged_at_every_order_where_it_is_finite():
 
 @pytest.mark.parametrize(("z", "end"), [(-1e6, 0.0), (1e6, 60 * 2.5 / 40**2)])
 def test_published_stays_between_public_ends(z, end):
-    priced = private_price.publish_price(PLAN, GaussianNoisyMaxPrice(sigma=40), VOTES, z, adaptive=False)
+    priced = private_price.compute_private_price(PLAN, GaussianNoisyMaxPrice(sigma=40), VOTES, z)
     assert priced.rdp == pytest.approx(end)
 
 
@@ -154,7 +154,7 @@ def test_choice_is_from_public_votes_and_near_the_best():
     votes = np.repeat(example, 250, axis=0)
 
     def median_epsilon(candidate):
-        return private_price.publish_price(candidate, model, votes, 0.0, adaptive=False).compute_epsilon(1e-5)
+        return private_price.compute_private_price(candidate, model, votes, 0.0).compute_epsilon(1e-5)
 
     best = median_epsilon(plan)
     for order, decay, sigma in itertools.product((0.8, 1, 1.25), repeat=3):
@@ -170,13 +170,9 @@ def test_refusals(monkeypatch):
         [[250] + 9 * [0]],
         PublicationPlan(order=60, decay=0.001, sigma=10),
     )
-    for plan, votes, z, adaptive, words in (
-        (PLAN, VOTES, 0.0, True, "adaptive"),
-        (PLAN, VOTES, math.nan, False, "z="),
-        (far, unanimous, 0.0, False, "orders"),
-    ):
+    for plan, votes, z, words in ((PLAN, VOTES, math.nan, "z="), (far, unanimous, 0.0, "orders")):
         with pytest.raises(ValueError, match=words):
-            private_price.publish_price(plan, model, votes, z, adaptive=adaptive)
+            private_price.compute_private_price(plan, model, votes, z)
     for order, confidence, words in ((20, 0.95, "decay"), (1, 0.95, "order"), (2, 1.0, "confidence")):
         with pytest.raises(ValueError, match=words):
             PublicationPlan(order=order, decay=0.03, sigma=10, confidence=confidence)

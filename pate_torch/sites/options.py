@@ -1,0 +1,36 @@
+"""Options of commands that read records or points: the file of the data, and the files of an encoder."""
+
+# What imports torch is imported inside functions, so that the help of a command is fast.
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the private data of a site, and of the encoder."""
+    parser.add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
+    parser.add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
+    parser.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
+    add_encoder_options(parser)
+
+
+def add_encoder_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the files of the encoder that a public file names."""
+    for name in ("weights", "tokenizer"):
+        parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
+
+
+def make_data_reader(parsed: argparse.Namespace) -> Any:
+    """Make the function that reads the private data, given ``label`` and ``unit`` of ``points.read_columns``."""
+    from pate_torch.sites.points import read_columns
+
+    return partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)
+
+
+def get_encoder_files(parsed: argparse.Namespace) -> dict[str, Path] | None:
+    """Return the paths of the encoder's files, or None if there are none."""
+    files = {"weights": parsed.weights, "tokenizer": parsed.tokenizer}
+    return {name: path for name, path in files.items() if path is not None} or None
