@@ -120,7 +120,7 @@ class Protocol:
             if eta > MAX_LAW_ERROR:  # charged as zCDP, which is more
                 eta = mpf(0)
             epsilon = float(2 * eta) + compute_gaussian_epsilon(float(mp.sqrt(mu2)), float(delta * mp.exp(-eta)))
-        return EpsilonBounds(epsilon, epsilon, f"shares of {honest} sites, exact Gaussian")
+        return EpsilonBounds(epsilon, epsilon, f"shares of {_count(honest, 'site')}, exact Gaussian")
 
 
 def check_sites(folder: ReleaseFolder) -> Iterator[Check]:
@@ -169,7 +169,7 @@ def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
         results["mechanism"] = MECHANISMS[asked["kind"]] == statement["mechanism"]["name"]
         results["noise"] = parameters["share"] == asked["share"]  # of the newest round
         results["noise"] &= math.isclose(parameters["sigma"], sigma, rel_tol=RELATIVE_TOLERANCE)
-    message = f"{num_sites} sites, t = {terms['colluding']}, {len(protocol.rounds)} rounds of one charter"
+    message = f"{num_sites} sites, t = {terms['colluding']}, {_count(len(protocol.rounds), 'round')} of one charter"
     return make_check("sites", results, "do not fit", message)
 
 
@@ -215,3 +215,7 @@ def encode_words(digest: bytes) -> list[str]:
     words = files("pate_verify").joinpath("words.txt").read_text("ascii").split()
     bits = "".join(f"{byte:08b}" for byte in digest + hashlib.sha256(digest).digest()[:1])
     return [words[int(bits[start : start + 11], 2)] for start in range(0, len(bits), 11)]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
