@@ -137,7 +137,7 @@ print("Anna and Bruno:", sum(parts))
 # other sites are dishonest (delta 1e-5, add_remove, unit record, exact Gaussian accounting).
 
 # %%
-for colluding, guarantee in joiner.compute_guarantees(slot).items():
+for colluding, guarantee in joiner.compute_guarantees([slot]).items():
     print(f"epsilon {guarantee.epsilon:.2f} against the joiner and {colluding} of 3 sites")
 
 # %% [markdown]

@@ -55,9 +55,9 @@ from pate_torch.planning import autoconfig
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Charge
 from pate_torch.privacy.ledger import find_account
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.partition import PARTITIONS
 from pate_torch.privacy.records import DataSpec, EncoderCard
-from pate_torch.privacy.unit_ids import parse_unit_ids
+from pate_torch.privacy.unit_ids import name_unit, parse_unit_ids
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import compare_predictions
 from pate_torch.release.charges import explained_interrupts, format_charges
@@ -205,7 +205,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
             self._choose_method(facts)
             self._weight_C = parse_class_weight(self.class_weight, self.classes_.tolist())
-            unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
+            unit = name_unit(groups)
             pate = self._make_pate(facts, unit)
             self._spec = spec = pate.make_spec(pool, pool)
             self._announce_plan(facts, unit)
@@ -503,7 +503,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             private_test=self.private_test,
             provenance=self._collect_provenance(),
             home=home,
-            partition=AddRemove() if self.adjacency == "add_remove" else ReplaceOne(),
+            partition=PARTITIONS[self.adjacency],
             unit=unit,
             mean=None if transform.mean is None else transform.mean.tolist(),
             std=None if transform.std is None else transform.std.tolist(),

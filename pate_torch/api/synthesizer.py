@@ -26,8 +26,8 @@ from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.ledger import find_account
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.privacy.unit_ids import parse_unit_ids
+from pate_torch.privacy.partition import PARTITIONS
+from pate_torch.privacy.unit_ids import name_unit, parse_unit_ids
 from pate_torch.release.charges import format_charges
 from pate_torch.release.renderer import copy_release
 from pate_torch.release.store import ROWS_FILE_NAME
@@ -114,7 +114,7 @@ class TabularSynthesizer(BaseEstimator):
         if not is_table(X) and not isinstance(X, Mapping):
             raise checks.error("X", type(X).__name__, "must be a DataFrame or {column: cells}")
         code_NJ = domain.encode(X)
-        unit = "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
+        unit = name_unit(groups)
         if isinstance(groups, str):
             names = [name for name in X if name not in {column.name for column in domain.columns}]
             groups, unit = X[checks.one_of("groups", groups, names)], f"group:{groups}"
@@ -202,7 +202,7 @@ class TabularSynthesizer(BaseEstimator):
         seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
         cap = choose_cap(home, name, epsilon=self.epsilon, cap=self.cap, allow_refit=self.allow_refit)
         method = SyntheticTable(domain=domain, rounds=self.rounds, seed=seed, kind=self.noise)
-        width, partitions = len(domain.columns), {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
+        width = len(domain.columns)
         origin = origins.FROM_PUBLIC_POINTS if self.public is not None else origins.FROM_OWNER
         pate = PATE(
             name,
@@ -216,7 +216,7 @@ class TabularSynthesizer(BaseEstimator):
             chosen_by=self.chosen_by,
             provenance={origins.CATEGORIES: origin},
             home=home,
-            partition=partitions[checks.one_of("adjacency", self.adjacency, partitions)],
+            partition=PARTITIONS[checks.one_of("adjacency", self.adjacency, PARTITIONS)],
             unit=unit,
             mean=[0.0] * width,
             std=[1.0] * width,

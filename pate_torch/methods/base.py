@@ -86,6 +86,11 @@ class FirstAnswers:
         frequency_C = self.estimate_frequencies()
         return float((1 - frequency_C.square().sum()) / (1 - 1 / len(frequency_C)))
 
+    def estimate_start_logits(self) -> Tensor:
+        """Estimate the logits at which a model starts, float64 [C]. They are 0 if the classes are equally frequent."""
+        log_frequency_C = self.estimate_frequencies().log()
+        return (1 - self.estimate_balance()) * (log_frequency_C - log_frequency_C.mean())
+
     def estimate_outside_share(self, size: int) -> float:
         """Estimate a lower limit, of three standard deviations, of the share of values outside the public range.
 

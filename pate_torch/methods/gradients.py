@@ -148,9 +148,8 @@ class GradientMethod(RecordMethod):
         size = min(first_answers.estimate_size(facts.num_units, declared_size), _MAX_RECORDS - 1)
         if not self.plans_from_counts:
             return replace(self, size=size)
-        balance, log_frequency_C = first_answers.estimate_balance(), first_answers.estimate_frequencies().log()
+        balance, start_C = first_answers.estimate_balance(), first_answers.estimate_start_logits()
         mechanism, dim = plan_descent(self.mechanism, size, len(facts.pool), balance, facts.spec.num_classes)
-        start_C = (1 - balance) * (log_frequency_C - log_frequency_C.mean())
         return replace(self, size=size, mechanism=mechanism, effective_dim=dim, start_logits=tuple(start_C.tolist()))
 
     def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> ModelForecast:

@@ -102,13 +102,6 @@ class NoiseSource:
     def _check_draw_allowed(self) -> None:
         """Raise RuntimeError if no noise may be drawn now. Called before every draw."""
 
-    def draw_share(self, share: Fraction, count: int) -> np.ndarray:
-        """Draw one site's share of noise, whose exact parameter may be large: discrete Gaussian, [count] int64."""
-        if self.kind != "discrete":
-            raise checks.error("noise.kind", self.kind, "must be 'discrete', because shares are whole numbers")
-        self._check_draw_allowed()
-        return draw_large_discrete_gaussian((count,), share).numpy()
-
     def draw_uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Draw independent U(0, 1), float64, strictly between 0 and 1."""
         return self._fill_blocks(self._make_uniform_block, shape).to(device)
@@ -117,12 +110,12 @@ class NoiseSource:
         """Draw independent standard Gumbel, float64; argmax(u + gumbel) samples proportionally to exp(u)."""
         return self._fill_blocks(lambda size: self._make_exponential_block(size).log_().neg_(), shape).to(device)
 
-    def draw_gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
+    def draw_gaussian(self, shape: tuple[int, ...], sigma: float | Fraction, device: torch.device) -> Tensor:
         """Draw independent N(0, sigma^2), float64, or discrete Gaussians of this parameter, int64; sigma in votes."""
         checks.positive("sigma", sigma)
         if self.kind == "discrete":
             return self._draw_discrete(shape, "sigma", sigma).to(device)
-        return self._fill_blocks(self._make_normal_block, shape).mul_(sigma).to(device)
+        return self._fill_blocks(self._make_normal_block, shape).mul_(float(sigma)).to(device)
 
     def draw_laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
         """Draw independent Lap(scale), float64, or discrete Laplaces of this parameter, int64; scale in votes."""
@@ -170,7 +163,7 @@ class NoiseSource:
                 pass
         return values
 
-    def _draw_discrete(self, shape: tuple[int, ...], name: str, value: float) -> Tensor:
+    def _draw_discrete(self, shape: tuple[int, ...], name: str, value: float | Fraction) -> Tensor:
         self._check_draw_allowed()
         max_value = MAX_LARGE_SCALE if name == "sigma" else MAX_DISCRETE_SCALE
         if not value <= max_value:

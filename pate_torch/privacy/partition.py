@@ -119,6 +119,10 @@ class ReplaceOne(Partition):
         return _build_shards(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
 
 
+PARTITIONS: dict[str, Partition] = {partition.adjacency: partition for partition in (AddRemove(), ReplaceOne())}
+"""Adjacency -> partition with default settings."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetFacts:
     """Releasable. Public facts of a data set, on which alone costs, refusals and plans depend.

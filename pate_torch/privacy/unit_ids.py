@@ -43,6 +43,11 @@ def concatenate_unit_ids(parts: Sequence[UnitIds]) -> UnitIds:
     return np.concatenate(parts).view(UnitIds)
 
 
+def name_unit(groups: Any) -> str:
+    """Name the kind of the privacy unit of an estimator: "group:" and the name of ``groups``, or "record" for None."""
+    return "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}"
+
+
 def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
     """PRIVATE. Read the names of privacy units from a column of ids, str [count]: the canonical text of each id.
 

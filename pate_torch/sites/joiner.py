@@ -7,9 +7,10 @@ written, so that no slot is used for two rounds. A round that failed keeps its s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -229,32 +230,32 @@ class Joiner:
 
     # ---- prices -----------------------------------------------------------------------------------------------------
 
-    def compute_guarantees(self, slot: int) -> dict[int, Guarantee]:
-        """Compute the guarantee against each number of colluding sites, of all rounds planned together with ``slot``.
+    def compute_guarantees(self, slots: Iterable[int]) -> dict[int, Guarantee]:
+        """Compute the guarantee of the rounds of these slots together against each number of colluding sites.
 
         Number 0 is the guarantee against readers who see the results only.
         """
-        slots = self.list_slots(slot)
-        return {u: self.compute_guarantee(slots, u) for u in range(len(self.charter.sites))}
+        charter, rounds = self.charter, self.load_rounds()
+        chosen = [rounds[slot] for slot in slots]
+        return {u: _compute_guarantee(charter, chosen, u) for u in range(len(charter.sites))}
 
     def compute_total(self) -> Guarantee:
         """Compute the guarantee of all rounds of the charter, failed rounds included, against t colluding sites.
 
         No site reserved more for this charter.
         """
-        return self.compute_guarantee(range(len(self.load_rounds())), self.charter.terms.colluding)
+        charter = self.charter
+        return _compute_guarantee(charter, self.load_rounds(), charter.terms.colluding)
 
     def compute_guarantee(self, slots: Iterable[int], colluding: int) -> Guarantee:
         """Compute the guarantee of the rounds of these slots together against ``colluding`` sites and the joiner."""
-        terms, events = self.charter.terms, self.compute_events(slots, colluding)
-        return compute_guarantee(events, float(Fraction(terms.delta)), adjacency=terms.adjacency, unit=terms.unit)
+        rounds = self.load_rounds()
+        return _compute_guarantee(self.charter, [rounds[slot] for slot in slots], colluding)
 
     def compute_events(self, slots: Iterable[int], colluding: int) -> tuple[PrivacyEvent, ...]:
         """Compute the privacy events of the rounds of these slots against ``colluding`` sites and the joiner."""
-        charter, rounds, events = self.charter, self.load_rounds(), list[PrivacyEvent]()
-        for slot in slots:
-            events += compute_round_events(charter, rounds[slot].round, rounds[slot].kind, colluding)
-        return tuple(events)
+        rounds = self.load_rounds()
+        return _compute_events(self.charter, [rounds[slot] for slot in slots], colluding)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
@@ -298,6 +299,18 @@ class Joiner:
         if str(slot) not in record.rounds:
             raise checks.error("round", slot, "was not asked", "Run `pate join ask` first.")
         return slot
+
+
+def _compute_events(charter: Charter, rounds: Sequence[PlannedRound], colluding: int) -> tuple[PrivacyEvent, ...]:
+    """Compute the privacy events of these rounds against ``colluding`` sites and the joiner."""
+    events = (compute_round_events(charter, each.round, each.kind, colluding) for each in rounds)
+    return tuple(itertools.chain.from_iterable(events))
+
+
+def _compute_guarantee(charter: Charter, rounds: Sequence[PlannedRound], colluding: int) -> Guarantee:
+    """Compute the guarantee of these rounds together against ``colluding`` sites and the joiner."""
+    terms, events = charter.terms, _compute_events(charter, rounds, colluding)
+    return compute_guarantee(events, float(Fraction(terms.delta)), adjacency=terms.adjacency, unit=terms.unit)
 
 
 def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fraction:

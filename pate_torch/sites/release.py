@@ -189,8 +189,8 @@ def describe_trust(joiner: Joiner, slots: Sequence[int]) -> dict[str, Any]:
 
     The cost for u = 0 is that against readers who see the results only.
     """
+    prices = joiner.compute_guarantees(slots)
     charter, digests = joiner.charter, [each.round.digest.hex() for each in joiner.load_rounds()]
-    prices = {u: joiner.compute_guarantee(slots, u) for u in range(len(charter.sites))}
     return {
         "colluding": charter.terms.colluding,
         "charter_sha256": charter.digest.hex(),

@@ -38,7 +38,7 @@ MAX_NUMBERS = 1 << 24
 """Largest number of entries of a table."""
 _MARGIN_SDS = 12  # standard deviations of the noise between the largest sum and the modulus
 _BODY_TYPES = {"float64": "<f8", "uint32": "<u4"}
-_is_shape = is_list_of(is_integer(1, 1 << 24), 1, 3)
+_is_shape = is_list_of(is_integer(1, MAX_NUMBERS), 1, 3)
 _ROUND_FIELDS = {
     "slot": is_integer(0, MAX_NUM_SLOTS - 1),
     "nonce": is_hex(16),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
 from pate_torch.core import checks
@@ -137,7 +138,7 @@ class Site:
             def draw(share: Fraction, count: int) -> np.ndarray:
                 mechanism = f"share of {current_round.kind}"
                 spending = stack.enter_context(budget.spend(events, mechanism=mechanism, purpose=PURPOSE_SHARE))
-                noise = spending.noise.draw_share(share, count)
+                noise = spending.noise.draw_gaussian((count,), share, torch.device("cpu")).numpy()
                 spending.record_cost(events)
                 stack.callback(lambda: spending.record_files({"answer_sha256": answers[0]} if answers else {}))
                 return noise

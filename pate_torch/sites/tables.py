@@ -50,8 +50,8 @@ COUNT_STEPS = 1 << 28
 RawRows = tuple[np.ndarray | Tensor, np.ndarray, int | None, np.ndarray | None]
 """Points [N, ...], classes [N], the number of classes, and whether each point could be read, bool [N]. The number of
 classes is None if every whole number is a class, and the last item is None if all points could be read."""
-_MAX_ENTRIES = 1 << 24
-_NUM_VECTORS = {"add_remove": 1, "replace_one": 2}  # vectors or counts that a unit adds or takes away
+NUM_VECTORS = {"add_remove": 1, "replace_one": 2}
+"""Number of vectors or counts that a unit adds or takes away."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -252,7 +252,7 @@ class ClassSums(PointTable):
 
     def compute_squared_length(self, adjacency: str) -> int:
         """Compute the squared sensitivity: a unit adds a vector of length at most 1, or replaces it by another."""
-        return (_NUM_VECTORS[adjacency] * self.unit_length) ** 2
+        return (NUM_VECTORS[adjacency] * self.unit_length) ** 2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)
@@ -354,7 +354,7 @@ class Descent(ClassSums):
 
     def compute_squared_length(self, adjacency: str) -> int:
         """Compute the squared sensitivity: a unit adds a vector of length at most ``clip_norm``, or replaces it."""
-        return (_NUM_VECTORS[adjacency] * round(self.clip_norm * self.unit_length)) ** 2
+        return (NUM_VECTORS[adjacency] * round(self.clip_norm * self.unit_length)) ** 2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         records = select_one_per_unit(records, adjacency)
@@ -392,7 +392,7 @@ class CellCounts(PointTable):
 
     def compute_squared_length(self, adjacency: str) -> int:
         """Compute the squared sensitivity: a unit changes one count by 1, or two counts if it is replaced."""
-        return _NUM_VECTORS[adjacency] * COUNT_STEPS**2
+        return NUM_VECTORS[adjacency] * COUNT_STEPS**2
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
         sensitivity = sensitive.COUNT_SENSITIVITY[adjacency]
@@ -435,7 +435,7 @@ class MarginalCounts(TableKind):
 
     def compute_squared_length(self, adjacency: str) -> int:
         """Compute the squared sensitivity: a unit changes one count of each table, or two counts if it is replaced."""
-        return _NUM_VECTORS[adjacency] * len(self.cliques) * COUNT_STEPS**2
+        return NUM_VECTORS[adjacency] * len(self.cliques) * COUNT_STEPS**2
 
     def make_points(self, table: Mapping[str, Any]) -> RawRows:
         code_NJ = self.method.domain.encode(table)
@@ -454,8 +454,8 @@ class MarginalCounts(TableKind):
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> MarginalCounts:
         order = checks.integer("order", facts["order"], 1, 3)
         table = cls(label=label, method=SyntheticTable(domain=TableDomain.from_dict(facts["domain"]), order=order))
-        if table.shape[0] > _MAX_ENTRIES:
-            raise ValueError(f"its tables have more than {_MAX_ENTRIES:,} counts")
+        if table.shape[0] > rounds.MAX_NUMBERS:
+            raise ValueError(f"its tables have more than {rounds.MAX_NUMBERS:,} counts")
         return table
 
 
@@ -467,5 +467,5 @@ _PUBLIC_FIELDS = {
     "label": _is_any_text,
     "facts": _is_any_text,
     "names": is_list_of(_is_any_text, high=8),
-    "shapes": is_list_of(is_list_of(is_integer(1, _MAX_ENTRIES), 1, 2), high=8),
+    "shapes": is_list_of(is_list_of(is_integer(1, rounds.MAX_NUMBERS), 1, 2), high=8),
 }

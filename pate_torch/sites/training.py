@@ -31,7 +31,7 @@ from pate_torch.sites import points
 from pate_torch.sites.charter import Charter
 from pate_torch.sites.joiner import NoisySum
 from pate_torch.sites.points import EncoderFiles, make_spec
-from pate_torch.sites.tables import CellCounts, ClassSums, Descent, MarginalCounts, PointTable
+from pate_torch.sites.tables import NUM_VECTORS, CellCounts, ClassSums, Descent, MarginalCounts, PointTable
 from pate_torch.sites.votes import VoteCounts, make_recipe
 from pate_torch.students.base import Student
 from pate_torch.students.labels import make_student_task
@@ -42,25 +42,22 @@ from pate_torch.synthesis.model import TableModel, split_counts
 _RIDGE = 0.1  # if all directions are kept; in units of the mean variance
 
 
-def plan_directions(
-    charter: Charter, epsilon: float, num_public: int, num_records: int | None = None, steps: int = 1
-) -> float:
+def plan_directions(charter: Charter, epsilon: float, num_public: int, num_records: int, steps: int = 1) -> float:
     """Plan the effective number of directions of the public features, as ``plan_descent`` does for one curator.
 
     Args:
         charter: The charter, which decides how much noise the sum has.
         epsilon: Largest price of all steps.
         num_public: Number of public points.
-        num_records: Approximate number of records at all sites together, which must be public. None for the upper
-            bound in the charter.
+        num_records: Approximate number of records at all sites together, which must be public.
         steps: Number of steps.
     """
     terms, num_sites = charter.terms, len(charter.sites)
-    length = terms.max_sites_per_unit * (2 if terms.adjacency == "replace_one" else 1)
+    length = terms.max_sites_per_unit * NUM_VECTORS[terms.adjacency]
     excess = num_sites / (num_sites - terms.colluding)
     sigma = length * math.sqrt(steps * excess) / gdp.compute_mu(epsilon, float(Fraction(terms.delta)))
     mechanism = GradientDescent(sigma=sigma, adjacency=terms.adjacency, steps=steps)
-    return plan_descent(mechanism, num_records or terms.max_records, num_public, num_classes=terms.classes)[1]
+    return plan_descent(mechanism, num_records, num_public, num_classes=terms.classes)[1]
 
 
 def make_class_sums(
@@ -80,7 +77,7 @@ def make_class_sums(
         effective_dim: Effective number of directions (``plan_directions``). None to keep all directions.
         **options: Further arguments of ``points.make_spec``.
     """
-    spec, feature_PD = _encode_public(public, label, classes, options)
+    spec, _, feature_PD = _encode_public(public, label, classes, options)
     return ClassSums(label=label, spec=spec, whitening=Whitening.from_features(feature_PD, _RIDGE, effective_dim))
 
 
@@ -95,7 +92,7 @@ def make_descent(
     **options: Any,
 ) -> Descent:
     """Make a descent of ``steps`` rounds. For the other arguments see ``make_class_sums``."""
-    spec, feature_PD = _encode_public(public, label, classes, options)
+    spec, _, feature_PD = _encode_public(public, label, classes, options)
     whitening = Whitening.from_features(feature_PD, _RIDGE, effective_dim)
     return Descent(
         label=label,
@@ -112,9 +109,9 @@ def make_cell_counts(
     public: Mapping[str, Any], label: str, classes: Sequence[str], num_questions: int, **options: Any
 ) -> CellCounts:
     """Make a histogram over the cells of central PUBLIC points. For the arguments see ``make_class_sums``."""
-    spec, x_PD = make_spec(public, label, classes, **options)
-    feature_PD = encode(nn.Flatten(), x_PD, spec)
-    return CellCounts(label=label, spec=spec, query_QD=feature_PD[_select_medoids(spec, x_PD, num_questions)])
+    spec, x_PD, feature_PD = _encode_public(public, label, classes, options)
+    query_Q = _select_medoids(spec, x_PD, feature_PD, num_questions)
+    return CellCounts(label=label, spec=spec, query_QD=feature_PD[query_Q])
 
 
 def make_vote_counts(
@@ -124,20 +121,20 @@ def make_vote_counts(
 
     For the other arguments see ``make_class_sums``.
     """
-    spec, x_PD = make_spec(public, label, classes, **options)
-    query_x = x_PD[_select_medoids(spec, x_PD, num_questions)]
+    spec, x_PD, feature_PD = _encode_public(public, label, classes, options)
+    query_x = x_PD[_select_medoids(spec, x_PD, feature_PD, num_questions)]
     return VoteCounts(label=label, spec=spec, query_x=query_x, teacher=make_recipe(teacher))
 
 
 def _encode_public(
     public: Mapping[str, Any], label: str, classes: Sequence[str], options: Mapping[str, Any]
-) -> tuple[DataSpec, Tensor]:
-    """Make the facts of the records, and the features of the public points, float32 [P, D]."""
+) -> tuple[DataSpec, Tensor, Tensor]:
+    """Make the facts of the records, the public points [P, ...], and their features, float32 [P, D]."""
     spec, x_PD = make_spec(public, label, classes, **options)
-    return spec, encode(nn.Flatten(), x_PD, spec)
+    return spec, x_PD, encode(nn.Flatten(), x_PD, spec)
 
 
-def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int) -> Tensor:
+def _select_medoids(spec: DataSpec, x_PD: Tensor, feature_PD: Tensor, count: int) -> Tensor:
     """Select the medoids of ``count`` clusters of the public points, int64 [count]."""
     checks.integer("questions", count, 1, len(x_PD))
     empty_Q = torch.zeros(0, dtype=torch.int64)
@@ -149,7 +146,7 @@ def _select_medoids(spec: DataSpec, x_PD: Tensor, count: int) -> Tensor:
         num_remaining=count,
         num_rounds_left=1,
         seed=0,
-        feature_PD=encode(nn.Flatten(), x_PD, spec),
+        feature_PD=feature_PD,
     )
     return Medoids().select(state)
 
@@ -268,11 +265,9 @@ def _take_first_step(
     points, ``constant``, estimates the number of records of each class, which decides the step size.
     """
     counts = FirstAnswers(sums_DC[-1] / constant, sigma / constant)
-    size, balance, frequency_C = counts.estimate_size(None), counts.estimate_balance(), counts.estimate_frequencies()
+    size, balance, start_C = counts.estimate_size(None), counts.estimate_balance(), counts.estimate_start_logits()
     mechanism = GradientDescent(sigma=sigma, adjacency="add_remove", steps=1)
     mechanism, _ = plan_descent(mechanism, size, num_public, balance, sums_DC.shape[1])
-    log_frequency_C = frequency_C.log()
-    start_C = (1 - balance) * (log_frequency_C - log_frequency_C.mean())
     gradient_DC = sums_DC - sums_DC.sum(1, keepdim=True) * start_C.softmax(0)
     step_length = mechanism.first_step_size * radius / size
     weight_DC = step_length * gradient_DC

@@ -27,7 +27,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.ledger import open_ledger
-from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, ReplaceOne
+from pate_torch.privacy.partition import PARTITIONS, DatasetFacts
 from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.sites.charter import Terms
@@ -38,7 +38,6 @@ from pate_torch.teachers.groups import VoteRequest
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
-_PARTITIONS: dict[str, Partition] = {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.uint8)}
 _MAXIMA = ("confident", "exponential", "interactive", "laplace", "single_stable", "soft_sparse_vector", "sparse_vector")
 
@@ -104,7 +103,7 @@ class VoteCounts(PointTable):
         """
         checks.integer("teachers", min(terms.teachers), low=1, fix="Make a charter that states them for each site.")
         for num_records, num_teachers in zip(terms.records, terms.teachers, strict=True):
-            _PARTITIONS[terms.adjacency].check(terms.unit, num_records or None, num_teachers)
+            PARTITIONS[terms.adjacency].check(terms.unit, num_records or None, num_teachers)
         if terms.adjacency == "replace_one" and get_raw_spec(self.spec).is_image:
             problem = "does not hold for votes on images: another name of one file moves other files to other shards"
             raise checks.error("adjacency", terms.adjacency, problem, "Use add_remove for votes on images.")
@@ -123,7 +122,7 @@ class VoteCounts(PointTable):
             spec=replace(self.spec, name=f"{self.spec.name} {digest}"),  # teachers of other public facts are others
             pool=PublicPool(self.query_x),
             unit=records.unit,
-            partition=_PARTITIONS[adjacency],
+            partition=PARTITIONS[adjacency],
             num_units=len(records) if adjacency == "replace_one" else None,
         )
         method = TeacherVotes(num_teachers=self.num_teachers, teacher=self.teacher, mechanism=GNMax(sigma=1.0))

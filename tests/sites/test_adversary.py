@@ -214,7 +214,7 @@ def check_is_fresh_at_one_instant(monkeypatch):
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
-        draws.append(noise.DryRunNoise("discrete").draw_share(Fraction(1 << 30), 200))
+        draws.append(noise.DryRunNoise("discrete").draw_gaussian((200,), Fraction(1 << 30), torch.device("cpu")))
     assert (draws[0] != draws[1]).all(), "two draws are equal"
 
 

@@ -47,15 +47,15 @@ def get_events(site):
         return [charge.reserved_events for charge in ledger.get_charges("scans").values()]
 
 
-def draw_zeros(self, share, count):
+def draw_zeros(self, shape, sigma, device):
     self._check_draw_allowed()
-    return np.zeros(count, np.int64)
+    return torch.zeros(shape, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("clip_norm", [0.5, 0.328125])
 def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatch, clip_norm):
     """One curator holds all records and takes the same steps with gradient descent's own sums."""
-    monkeypatch.setattr(NoiseSource, "draw_share", draw_zeros)
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", draw_zeros)
     consortium, kind = make_consortium(tmp_path), make_descent(clip_norm=clip_norm)
     columns = {name: pa.concat_arrays([rows[name] for rows in consortium.data]) for name in consortium.data[0]}
     records = kind.read_records(columns, "record")
@@ -105,7 +105,7 @@ def test_each_round_is_charged_and_all_rounds_cost_epsilon(tmp_path):
     one_curator = compute_guarantee(mechanism.privacy_events(1), 1e-5).epsilon
     assert epsilon == pytest.approx(one_curator, rel=1e-4)
     joiner = consortium.joiner
-    assert joiner.compute_guarantees(slot)[1].epsilon == joiner.compute_total().epsilon == epsilon
+    assert joiner.compute_guarantees(joiner.list_slots(slot))[1].epsilon == joiner.compute_total().epsilon == epsilon
 
 
 def test_the_order_of_steps(tmp_path):

@@ -102,7 +102,7 @@ def concatenate(tables):
 
 @pytest.fixture
 def no_noise(monkeypatch):
-    monkeypatch.setattr(NoiseSource, "draw_share", lambda self, share, count: np.zeros(count, np.int64))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda self, shape, *_: torch.zeros(shape, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("name", ["class_sums", "histogram"])

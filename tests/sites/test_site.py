@@ -65,7 +65,7 @@ def test_the_charge_is_that_of_the_shares_of_all_but_t_sites(tmp_path):
         assert charge.run.endswith(f"slot 0 round {current_round.digest.hex()}")
     epsilon = compute_guarantee(charge.reserved_events, 1e-5).epsilon
     assert 0.4999 < epsilon <= 0.5
-    guarantees = consortium.joiner.compute_guarantees(0)
+    guarantees = consortium.joiner.compute_guarantees([0])
     assert guarantees[1].epsilon == epsilon and consortium.joiner.compute_total().epsilon == epsilon
     assert guarantees[0].epsilon < guarantees[1].epsilon < guarantees[2].epsilon
     sigma = float(current_round.share) / 2**30  # of one share: the price against all other sites
@@ -115,7 +115,7 @@ def test_a_folder_that_was_restored_does_not_answer_a_slot_again(tmp_path):
 def test_the_least_noise_is_asked_for_at_any_epsilon(tmp_path, name, epsilon):
     consortium, kind = make_consortium(tmp_path), make_kind(name)
     consortium.joiner.ask(kind, epsilon)
-    guarantee = consortium.joiner.compute_guarantees(0)[1]
+    guarantee = consortium.joiner.compute_guarantees([0])[1]
     assert 0.9999 * epsilon < guarantee.epsilon <= epsilon
 
 
@@ -372,7 +372,7 @@ def test_a_round_that_was_aborted_stays_in_the_total(tmp_path):
     _, raw, public = consortium.joiner.ask(kind, 0.5)
     consortium.joiner.sum(consortium.answer_all(raw, public))
     total = consortium.joiner.compute_total().epsilon
-    assert total > 1.3 * consortium.joiner.compute_guarantees(1)[1].epsilon
+    assert total > 1.3 * consortium.joiner.compute_guarantees([1])[1].epsilon
 
 
 def test_a_late_answer_still_gives_the_sum_of_an_older_round(tmp_path):
