@@ -103,11 +103,15 @@ def main() -> None:
         loop_s, loop_value = timed(lambda some=some: loop_theorem(some), 2)
         seconds, value = timed(lambda some=some: data_dependent.compute_rdp(model, some, ORDERS), 7)
         np.testing.assert_allclose(value, loop_value, rtol=1e-9)
-        rows.append(row(f"theorem{name}", len(some), len(data_dependent.group_votes(some)), seconds, len(some), loop_s))
+        rows.append(
+            row(f"theorem{name}", len(some), len(data_dependent.group_votes(some)[0]), seconds, len(some), loop_s)
+        )
         if not name:
             large = realistic_votes(args.large, args.seed)
             seconds, _ = timed(lambda large=large: data_dependent.compute_rdp(model, large, ORDERS), 1)
-            rows.append(row("theorem", len(large), len(data_dependent.group_votes(large)), seconds, len(some), loop_s))
+            rows.append(
+                row("theorem", len(large), len(data_dependent.group_votes(large)[0]), seconds, len(some), loop_s)
+            )
 
     if args.json:
         print(json.dumps({"teachers": TEACHERS, "classes": CLASSES, "orders": len(ORDERS), "rows": rows}, indent=1))

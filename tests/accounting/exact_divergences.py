@@ -32,7 +32,7 @@ def move_one_vote(row):
 
 def compute_log_q(model, row) -> float:
     """Log of the probability that another class than the plurality's wins, by the package."""
-    rows = data_dependent.group_votes([row]).rows_UC
+    rows = data_dependent.group_votes([row])[0]
     gnmax = isinstance(model, GaussianNoisyMaxPrice)
     log_tail = (
         data_dependent.make_gnmax_log_tail(model.sigma) if gnmax else data_dependent.make_lnmax_log_tail(model.scale)

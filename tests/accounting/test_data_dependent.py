@@ -107,38 +107,13 @@ def test_published_values(model, row, log_q, curve):
     assert data_dependent.compute_rdp(model, [row], list(curve)) == pytest.approx(list(curve.values()), rel=1e-9)
 
 
-def test_threshold_published_values():
-    from scipy.special import log_ndtr
-
-    assert log_ndtr((240 - 200) / 150) == pytest.approx(-0.502300252345562, rel=1e-12)
-    log_q = data_dependent.compute_threshold_log_q(np.array([240]), 200, 150)
-    assert math.log1p(-math.exp(log_q[0])) == pytest.approx(-0.502300252345562, rel=1e-12)
-    orders = np.array([2.0, 10, 20, 50])
-    assert data_dependent.compute_gnmax_curve(log_q, math.sqrt(2) * 150, orders)[0] == pytest.approx(
-        orders / (2 * 150**2)
-    )
-
-
-def test_epsilon_of_many_equal_queries():
-    orders = np.arange(2, 200)
-    curve = data_dependent.compute_rdp(SIGMA_40, [SOME] * 286, orders)
-    assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
-
-
 def test_epsilon_of_votes():
     """The grid of orders lies at most 0.2 % above the best order; with whole orders epsilon is 0.337369."""
     epsilon = data_dependent.compute_data_dependent_epsilon(np.array([SOME] * 286), SIGMA_40, delta=1e-5)
     assert 0.999 * 0.337369 < epsilon < 0.337369
-    rows = [SOME] * 100 + [[130, 120] + 8 * [0]] * 50
-    by_hand = min(
-        50 * a / 1600
-        + 100 * float(mp_theorem(mpmath.exp(compute_log_q(SIGMA_40, SOME)), 40, a))
-        + math.log1p(-1 / a)
-        - math.log(1e-5 * a) / (a - 1)
-        for a in np.arange(2, 20, 0.01)
-    )
-    epsilon = data_dependent.compute_data_dependent_epsilon(rows, SIGMA_40, delta=1e-5)
-    assert by_hand * (1 - 1e-4) <= epsilon <= by_hand * 1.002
+    orders = np.arange(2, 200)
+    curve = data_dependent.compute_rdp(SIGMA_40, [SOME] * 286, orders)
+    assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -158,24 +133,25 @@ def test_prices_without_a_theorem_are_refused(price):
         data_dependent.compute_data_dependent_epsilon([SOME], price, delta=1e-5)
 
 
-@pytest.mark.parametrize("sigma", [0.7, 5, 40])
+@pytest.mark.parametrize("sigma", [0.7, 40])
 def test_gnmax_against_mpmath_row_by_row(sigma):
-    votes = np.concatenate([simulated(25), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
-    fast = theorem_rows(GaussianNoisyMaxPrice(sigma=sigma), data_dependent.group_votes(votes).rows_UC, ORDERS)
-    loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in data_dependent.group_votes(votes).rows_UC]
+    votes = np.concatenate([simulated(8), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
+    fast = theorem_rows(GaussianNoisyMaxPrice(sigma=sigma), data_dependent.group_votes(votes)[0], ORDERS)
+    loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in data_dependent.group_votes(votes)[0]]
     assert fast == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
 
-def test_a_release_is_the_sum_over_its_queries():
-    votes = np.concatenate([simulated(300), [ROW, ROW, ROW]])
-    model = GaussianNoisyMaxPrice(sigma=40)
-    one_by_one = sum(data_dependent.compute_rdp(model, row[None], ORDERS) for row in votes)
-    assert data_dependent.compute_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
+def test_a_release_is_the_sum_over_its_queries_in_any_order_of_classes():
+    votes = np.concatenate([simulated(50), [ROW, ROW, ROW]])
+    shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)
+    for model in (SIGMA_40, LaplaceNoisyMaxPrice(scale=20), ExponentialPrice(rate=0.1)):
+        one_by_one = sum(data_dependent.compute_rdp(model, row[None], ORDERS) for row in votes)
+        assert data_dependent.compute_rdp(model, shuffled, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1, 60])
 def test_lnmax_against_mpmath_row_by_row(scale):
-    rows = data_dependent.group_votes(simulated(80)).rows_UC
+    rows = data_dependent.group_votes(simulated(8))[0]
     cap = 2 * rdp.compute_laplace_curve(1 / scale, ORDERS)
     fast = theorem_rows(LaplaceNoisyMaxPrice(scale=scale), rows, ORDERS)
     loop = [[mp_pure(mp_lnmax_q(row, scale), 2 / scale, a) for a in ORDERS] for row in rows]
@@ -183,9 +159,9 @@ def test_lnmax_against_mpmath_row_by_row(scale):
     assert (fast <= np.minimum(2 / scale, ORDERS * (2 / scale) ** 2 / 2) * (1 + 1e-12)).all()
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 1])
+@pytest.mark.parametrize("rate", [0.01, 1])
 def test_exponential_against_mpmath_row_by_row(rate):
-    rows = data_dependent.group_votes(simulated(60)).rows_UC
+    rows = data_dependent.group_votes(simulated(8))[0]
     cap = rdp.compute_bounded_range_curve(2 * rate, ORDERS)
     fast = theorem_rows(ExponentialPrice(rate=rate), rows, ORDERS)
     loop = []
@@ -199,15 +175,15 @@ def test_exponential_against_mpmath_row_by_row(rate):
 @pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (200, 3), (0, 1)])
 def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
     model = ConfidentPrice(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
-    votes = np.concatenate([simulated(30), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
-    rows = data_dependent.group_votes(votes).rows_UC
+    votes = np.concatenate([simulated(5), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
+    rows = data_dependent.group_votes(votes)[0]
     loop = [[mp_threshold(int(r[0]), threshold, screen_sigma, a) + mp_gnmax(r, 40, a) for a in ORDERS] for r in rows]
     assert theorem_rows(model, rows, ORDERS) == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
 
 def test_validity_threshold_is_monotone_and_as_printed():
     for sigma in (0.3, 1.0, 7.0, 40.0, 300.0):
-        log_q = -np.geomspace(1e-4, 200, 400)
+        log_q = -np.geomspace(1e-4, 200, 100)
         fast = data_dependent.is_gnmax_bound_valid(log_q, sigma)
         assert (np.diff(fast.astype(int)) >= 0).all()
         for value, inside in zip(log_q[::7], fast[::7], strict=True):
@@ -232,26 +208,6 @@ def test_the_popular_region_of_theorem_3_is_wrong():
     assert price == epsilon > true
 
 
-@pytest.mark.parametrize(("teachers", "classes"), [(3, 3), (250, 10), (5000, 100), (40, 2)])
-def test_grouping_is_unique_over_sorted_rows(teachers, classes):
-    votes = simulated(300, classes, teachers, seed=1)
-    grouped = data_dependent.group_votes(votes)
-    rows, counts = np.unique(np.sort(votes, 1)[:, ::-1], axis=0, return_counts=True)
-    assert sorted(map(tuple, grouped.rows_UC)) == sorted(map(tuple, rows))
-    assert (grouped.rows_UC[grouped.inverse_Q] == np.sort(votes, 1)[:, ::-1]).all()
-    assert dict(zip(map(tuple, grouped.rows_UC), grouped.count_U, strict=True)) == dict(
-        zip(map(tuple, rows), counts, strict=True)
-    )
-
-
-def test_prices_do_not_depend_on_the_order_of_classes_or_on_the_dtype():
-    votes = simulated(50)
-    shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)
-    for model in (GaussianNoisyMaxPrice(sigma=40), LaplaceNoisyMaxPrice(scale=20), ExponentialPrice(rate=0.1)):
-        one, two = (data_dependent.compute_rdp(model, v, ORDERS) for v in (votes, shuffled))
-        assert one == pytest.approx(two, rel=1e-13)
-
-
 NO_COUNTS = [np.array(row) for row in ([[1.0, 2.0]], [[np.nan, 2.0]], [[True, False]])]
 
 
@@ -261,12 +217,6 @@ NO_COUNTS = [np.array(row) for row in ([[1.0, 2.0]], [[np.nan, 2.0]], [[True, Fa
 def test_malformed_votes_are_refused(votes):
     with pytest.raises(ValueError, match="votes"):
         data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=40), votes, [2.0])
-
-
-@pytest.mark.parametrize("orders", [[], [1], [1.0, 2.0], [0.5], [math.nan], [math.inf], [[2.0]], None, [True]])
-def test_malformed_orders_are_refused(orders):
-    with pytest.raises(ValueError, match="order"):
-        data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], orders)
 
 
 def test_integer_orders_do_not_overflow():
