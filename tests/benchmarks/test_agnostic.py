@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 from scipy.stats import binom
 
 from benchmarks.theory import agnostic
@@ -335,8 +334,8 @@ def test_bad_input_is_refused_before_a_charge():
 
 # --- Audits ----------------------------------------------------------------------------------------------------------
 
-COMMON, LEFT, RIGHT, SECOND = 0.0, 1.0, 2.0, 3.0
-"""The point of the common records, the odd record's on either side, and a second point of the common teachers."""
+COMMON, LEFT, RIGHT = 0.0, 1.0, 2.0
+"""The point of the common records, and the odd record's on either side."""
 
 
 class Table(HypothesisClass):
@@ -394,25 +393,9 @@ def plain(queries):
     return Table([[0, 0, 0, *zeros], [0, 1, 0, *zeros], [1, 1, 1, *ones], [1, 1, 0, *ones]])
 
 
-def pressed(queries):
-    """As ``plain``, and on the last query the odd one's teacher votes the other way than on those before.
-
-    So one record moves both the threshold and the test that fails, as the sparse vector's proof has it. A common
-    teacher's second record, at SECOND, is labeled 1; the first three hypotheses label it 0, so that relabeling does
-    not choose them, but the odd one's teacher, who has no such record, takes them first.
-    """
-    front = queries - 1
-    odd = [[0, 0, 1, 0, *[1] * front, 0], [0, 0, 0, 0, *[1] * front, 0], [0, 1, 0, 0, *[0] * front, 1]]
-    zeros, ones = [0] * queries, [1] * queries
-    return Table([*odd, [0, 0, 0, 1, *zeros], [0, 1, 0, 1, *zeros], [1, 1, 1, 1, *ones], [1, 1, 0, 1, *ones]])
-
-
-def sides(y, *, second=False):
-    """The two samples: records at COMMON with labels y (each with one at SECOND beside it, if so), and the odd one."""
+def sides(y):
+    """The two samples: records at COMMON with labels y, and the odd one."""
     points, labels = np.full(len(y), COMMON), np.asarray(y)
-    if second:
-        points = np.stack([points, np.full(len(y), SECOND)], 1).ravel()
-        labels = np.stack([labels, np.ones(len(y))], 1).ravel()
     return [Sample(np.append(points, odd), np.append(labels, odd == RIGHT)) for odd in (LEFT, RIGHT)]
 
 
@@ -435,15 +418,6 @@ def outcomes(hypotheses, samples, queries, runs, *, share=1.0, **options):
 def proven(*args, delta, **options):
     """The largest epsilon that the runs prove."""
     return audit_outcomes(*outcomes(*args, delta=delta, **options), delta=delta).epsilon
-
-
-def proven_by(event, *args, delta, **options):
-    """The same from one event, fixed before the runs and likelier on the right: nothing is spent on looking for it."""
-    left, right = (
-        stats.binomtest(int((labels == event).all(1).sum()), len(labels)).proportion_ci(0.95)
-        for labels in outcomes(*args, delta=delta, **options)
-    )
-    return math.log((right.low - delta) / left.high) if right.low > delta else 0.0
 
 
 def options_of(epsilon, delta, inner_epsilon, resample, queries, above, **even):
@@ -489,15 +463,3 @@ def test_a_tenth_of_the_noise_is_found():
     assert plan_of(samples[0].n, 2, 2, **options).subset_size == samples[0].n
     assert proven(plain(2), samples, 2, 300, **options) <= epsilon
     assert proven(plain(2), samples, 2, 700, share=0.1, **options) > epsilon
-
-
-@quiet
-@pytest.mark.slow(reason="statistical audit: 60,000 runs of all teachers")
-@pytest.mark.parametrize("share,runs,sound", [(1.0, 20_000, True), (0.5, 40_000, False)], ids=["honest", "halved"])
-def test_half_of_the_noise_is_found_in_many_runs(share, runs, sound):
-    """All in front are answered 1, and the last is not answered."""
-    epsilon = math.log(RELABEL_FACTOR) + 2
-    options = options_of(epsilon, 0.005, 2.0, False, 4, 0)
-    samples = sides(np.arange(options["asked_teachers"] - 1) < options["asked_teachers"] // 2 - 1, second=True)
-    event = [1, 1, 1, NO_ANSWER]
-    assert (proven_by(event, pressed(4), samples, 4, runs, share=share, **options) <= epsilon) == sound
