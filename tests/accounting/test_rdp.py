@@ -7,7 +7,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting import rdp as google
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
@@ -43,7 +43,7 @@ def mp_bounded_range(eta: float, order: float) -> mp.mpf:
         return mp.log(q * mp.exp(a * t) + (1 - q) * mp.exp(a * (t - n)))
 
     low, high = mp.mpf(0), n
-    for _ in range(300):
+    for _ in range(100):
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (left, high) if moment(left) < moment(right) else (low, right)
     return moment((low + high) / 2) / (a - 1)
@@ -54,13 +54,13 @@ def mp_bounded_range(eta: float, order: float) -> mp.mpf:
     [
         (rdp.compute_laplace_curve, mp_laplace, (1e-8, 1e-4, 0.1, 0.7, 3.0, 40.0, 1e3)),
         (rdp.compute_pure_dp_curve, mp_randomized_response, (1e-8, 1e-4, 0.1, 0.7, 3.0, 40.0, 1e3)),
-        (rdp.compute_bounded_range_curve, mp_bounded_range, (1e-8, 0.1, 3.0, 40.0)),
+        (rdp.compute_bounded_range_curve, mp_bounded_range, (1e-8, 3.0, 40.0)),
     ],
 )
 def test_curves_against_mpmath(curve, exact, ratios):
     orders = (1.01, 2, 17.3, 1001)
     for ratio in ratios:
-        with mp.workdps(1000 if ratio > 100 else 120):
+        with mp.workdps(1000 if ratio > 100 else 60):
             expected = [float(exact(ratio, order)) for order in orders]
         assert curve(ratio, orders) == pytest.approx(expected, rel=1e-12)
 
@@ -109,6 +109,7 @@ def test_bounded_range_dominates_the_exponential_mechanism():
     assert (worst >= 0.95 * bound).all()
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.floats(1e-9, 50), st.floats(1.001, 5e3))
 def test_curves_keep_their_known_bounds(ratio, order):
     slack = 1 + 1e-9
@@ -207,7 +208,7 @@ slow_quadrature = pytest.mark.slow(reason="quadrature in 40 digits")
 @pytest.mark.parametrize(
     "q,z,orders",
     [
-        *((0.2, 2.0, (1.3, 12.0)), (0.01, 0.8, (3.0,))),
+        (0.2, 2.0, (3.0,)),
         *(pytest.param(q, z, (1.3, 6.3, 20.0), marks=slow_quadrature) for q, z in CASES),
     ],
 )
@@ -250,7 +251,7 @@ def test_tiny_rates_keep_their_relative_precision(z):
         assert max(abs(ours / value - 1) for ours, value in zip(found, true, strict=True)) < 1e-12
 
 
-@pytest.mark.parametrize("q,z", [(1e-8, 0.5), (1e-4, 3.3), (0.5, 200.0)])
+@pytest.mark.parametrize("q,z", [(1e-8, 0.5), (0.5, 200.0)])
 @pytest.mark.parametrize("order", [1.01, pytest.param(6.3, marks=slow_quadrature)])
 def test_fractional_orders_keep_it_too(q, z, order):
     assert abs(_divergence(q, z, order) / by_excess(q, z, order) - 1) < 1e-12

@@ -94,11 +94,10 @@ def test_calibration_spends_epsilon_and_delta(noise, epsilon, delta, blocks, tes
     assert accounted(worst, delta).epsilon <= epsilon < accounted(less_noise, delta).epsilon
 
 
-@pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (5, 2203), (20, 4529), (100, 10449)])
+@pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (20, 4529)])
 def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, closed_form):
-    """Epsilon 1, delta 1e-5, 200 queries: with thresholds and tests bounded apart, the exact cost would take 191, 581,
-    979, 3,209 and 7,949."""
-    exact_price = {1: 191, 3: 581, 5: 979, 20: 3209, 100: 7949}
+    """At epsilon 1, delta 1e-5, 200 queries; with thresholds and tests bounded apart, the exact cost takes more."""
+    exact_price = {1: 191, 3: 581, 20: 3209}
     needed = stability(max_failures=failures, failure_delta=5e-6).make_price(200).min_teachers
     assert needed < exact_price[failures] < closed_form
     assert needed < stability(max_failures=failures).make_price(200).min_teachers < 1.2 * needed
