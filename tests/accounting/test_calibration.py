@@ -4,17 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.calibration import calibrate_noise, calibrate_sigma, compute_epsilon
-from pate_torch.accounting.events import (
-    DeltaEvent,
-    GaussianEvent,
-    PureDPEvent,
-    ZCDPEvent,
-)
+from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.accounting.prices import ConfidentPrice, GaussianNoisyMaxPrice, LaplaceNoisyMaxPrice
 
 
@@ -26,27 +18,6 @@ def test_oracle_noise():
     # The oracle's dense grid of orders lies 1e-6 above the best real order.
     by_renyi = calibrate_sigma(gnmax(286), epsilon=2, delta=1e-5, accountant="rdp")
     assert 51.3992441 * (1 - 2e-6) <= by_renyi <= 51.3992441
-
-
-@given(st.floats(0.05, 20), st.integers(1, 5000), st.floats(-25, -4))
-@settings(max_examples=10, deadline=None)
-def test_calibrated_noise_fits_and_less_does_not(target, queries, log_delta):
-    delta = math.exp(log_delta)
-    sigma = calibrate_sigma(gnmax(queries), epsilon=target, delta=delta)
-    assert compute_guarantee(gnmax(queries)(sigma), delta).epsilon <= target
-    assert compute_guarantee(gnmax(queries)(sigma * (1 - 1e-8)), delta).epsilon > target
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        lambda b: [ZCDPEvent(rho=1 / b**2, count=20), DeltaEvent(delta=1e-6)],
-        lambda b: [PureDPEvent(epsilon=1 / b, count=5)],
-    ],
-)
-def test_other_mechanisms_calibrate_too(plan):
-    scale = calibrate_sigma(plan, epsilon=1.5, delta=1e-5)
-    assert 1.5 * (1 - 1e-4) <= compute_guarantee(plan(scale), 1e-5).epsilon <= 1.5
 
 
 def test_out_of_reach_is_said():

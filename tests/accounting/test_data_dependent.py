@@ -66,27 +66,6 @@ def mp_gnmax_of_q(q: mpmath.mpf, s: mpmath.mpf, a: mpmath.mpf) -> float:
     return float(min(independent, mp_theorem(q, s, a)))
 
 
-def mp_threshold(top: int, threshold: float, sigma: float, order: float) -> float:
-    s = mpmath.sqrt(2) * mpmath.mpf(sigma)
-    q = mpmath.erfc(abs(threshold - top) / s) / 2
-    return mp_gnmax_of_q(q, s, mpmath.mpf(order))
-
-
-def mp_pure(q: mpmath.mpf, epsilon: float, order: float) -> float:
-    """PATE 2017, Theorem 3, without any data-independent cost; infinite outside its region."""
-    e0, a = mpmath.mpf(epsilon), mpmath.mpf(order)
-    if not q < 1 / (mpmath.exp(e0) + 1):
-        return math.inf
-    first = (1 - q) * ((1 - q) / (1 - mpmath.exp(e0) * q)) ** (a - 1)
-    return float(mpmath.log(first + q * mpmath.exp(e0 * (a - 1))) / (a - 1))
-
-
-def mp_lnmax_q(row: np.ndarray, scale: float) -> mpmath.mpf:
-    counts = sorted((int(n) for n in row), reverse=True)
-    gaps = [mpmath.mpf(counts[0] - n) / scale for n in counts[1:]]
-    return min(sum((2 + x) / (4 * mpmath.exp(x)) for x in gaps), 1 - mpmath.mpf(1) / len(counts))
-
-
 SIGMA_40, SOME = GaussianNoisyMaxPrice(sigma=40), [240, 5, 5] + 7 * [0]
 GNMAX_CURVE = {2: 3.5689319957e-5, 10: 5.3203246781e-5, 20: 1.1461160803e-4, 50: 3.4677719177e-3}
 LNMAX_CURVE = {2: 4.3006433690e-5, 10: 5.4651568595e-5, 20: 8.2629960760e-5, 50: 5.6966699904e-4}
@@ -147,52 +126,6 @@ def test_a_release_is_the_sum_over_its_queries_in_any_order_of_classes():
     for model in (SIGMA_40, LaplaceNoisyMaxPrice(scale=20), ExponentialPrice(rate=0.1)):
         one_by_one = sum(data_dependent.compute_rdp(model, row[None], ORDERS) for row in votes)
         assert data_dependent.compute_rdp(model, shuffled, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
-
-
-@pytest.mark.parametrize("scale", [1, 60])
-def test_lnmax_against_mpmath_row_by_row(scale):
-    rows = data_dependent.group_votes(simulated(8))[0]
-    cap = 2 * rdp.compute_laplace_curve(1 / scale, ORDERS)
-    fast = theorem_rows(LaplaceNoisyMaxPrice(scale=scale), rows, ORDERS)
-    loop = [[mp_pure(mp_lnmax_q(row, scale), 2 / scale, a) for a in ORDERS] for row in rows]
-    assert fast == pytest.approx(np.minimum(loop, cap), rel=1e-9, abs=1e-290)
-    assert (fast <= np.minimum(2 / scale, ORDERS * (2 / scale) ** 2 / 2) * (1 + 1e-12)).all()
-
-
-@pytest.mark.parametrize("rate", [0.01, 1])
-def test_exponential_against_mpmath_row_by_row(rate):
-    rows = data_dependent.group_votes(simulated(8))[0]
-    cap = rdp.compute_bounded_range_curve(2 * rate, ORDERS)
-    fast = theorem_rows(ExponentialPrice(rate=rate), rows, ORDERS)
-    loop = []
-    for row in rows:
-        others = sum(mpmath.exp(mpmath.mpf(rate) * int(n - row[0])) for n in row[1:])
-        q = min(others / (1 + others), 1 - mpmath.mpf(1) / len(row))
-        loop.append([mp_pure(q, 2 * rate, a) for a in ORDERS])
-    assert fast == pytest.approx(np.minimum(loop, cap), rel=1e-9, abs=1e-290)
-
-
-@pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (200, 3), (0, 1)])
-def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
-    model = ConfidentPrice(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
-    votes = np.concatenate([simulated(5), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
-    rows = data_dependent.group_votes(votes)[0]
-    loop = [[mp_threshold(int(r[0]), threshold, screen_sigma, a) + mp_gnmax(r, 40, a) for a in ORDERS] for r in rows]
-    assert theorem_rows(model, rows, ORDERS) == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
-
-
-def test_validity_threshold_is_monotone_and_as_printed():
-    for sigma in (0.3, 1.0, 7.0, 40.0, 300.0):
-        log_q = -np.geomspace(1e-4, 200, 100)
-        fast = data_dependent.is_gnmax_bound_valid(log_q, sigma)
-        assert (np.diff(fast.astype(int)) >= 0).all()
-        for value, inside in zip(log_q[::7], fast[::7], strict=True):
-            q, s = mpmath.exp(value), mpmath.mpf(sigma)
-            mu2 = s * mpmath.sqrt(-value)
-            mu1, e2 = mu2 + 1, mu2 / s**2
-            printed = mu2 > 1 and q * mpmath.exp(e2) < 1
-            printed = printed and value <= (mu2 - 1) * e2 - mu2 * mpmath.log(mu1 / (mu1 - 1) * mu2 / (mu2 - 1))
-            assert inside == printed
 
 
 def test_the_popular_region_of_theorem_3_is_wrong():
