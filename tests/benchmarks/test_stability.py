@@ -68,10 +68,10 @@ def alone(recipe, soft=False):
 SGD = {"optimizer": "sgd", "label_smoothing": 0.0, "schedule": "constant"}
 
 
-@pytest.mark.parametrize("network,options", [("logistic", {}), ("mlp", {"hidden": (6,)})])
-def test_stacked_retraining_is_retraining_one_by_one(network, options):
+def test_stacked_retraining_is_retraining_one_by_one():
     """Noisy labels, so that votes differ: at least 99.9 % of them are those of the plain program."""
-    recipe = TeacherRecipe(network=network, options=options, steps=40, batch_size=4, learning_rate=0.1, **SGD)
+    sizes = {"options": {"hidden": (6,)}, "steps": 40, "batch_size": 4}
+    recipe = TeacherRecipe(network="mlp", **sizes, learning_rate=0.1, **SGD)
     generator = np.random.default_rng(6)
     x, points = generator.normal(size=(60, 2)), generator.normal(size=(400, 2))
     y = ((x[:, 0] > 0) ^ (generator.random(60) < 0.3)).astype(int)
@@ -82,9 +82,7 @@ def test_stacked_retraining_is_retraining_one_by_one(network, options):
     assert (stacked == plain).mean() >= 0.999
     assert (plain != plain[0]).mean() > 0.02  # they do differ
     other = by_teachers(recipe, ROWS)(x[records], y[records], points, [c + 1 for c in coins])
-    assert network == "logistic" or (stacked == other).mean() < 0.999  # and by their coins
-    measured = [on_average_stability(fit, x, y, points, n=12, pairs=8, seed=4) for fit in fits]
-    np.testing.assert_allclose(measured[0].alpha_Q, measured[1].alpha_Q, atol=1e-12)
+    assert (stacked == other).mean() < 0.999  # and by their coins
     fits = by_teachers(recipe, ROWS, soft=True), alone(recipe, soft=True)
     stacked, plain = (fit(x[records], y[records], points, coins) for fit in fits)
     np.testing.assert_allclose(stacked, plain, atol=1e-4)
