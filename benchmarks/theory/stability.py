@@ -1,4 +1,4 @@
-"""What a learner must have for soft labels (BTT18 section 5), measured by retraining: stability, and quality."""
+"""What a learner must have for soft labels (BTT18 section 5), measured by retraining: stability."""
 
 from __future__ import annotations
 
@@ -184,74 +184,3 @@ def _root(square_P: Floats) -> tuple[float, float]:
     # Delta method: the error of a square root is the error of its square over twice the root.
     spread = float(square_P.std(ddof=1)) / np.sqrt(len(square_P))
     return root, spread / (2 * root) if root > 0 else 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Quality:
-    """Measured quality of a learner's scores, for each point.
-
-    Attributes:
-        weak_Q: The nu below which its mean score, or one minus it, lies: nu-weak quality (BTT18 Definition 5.11).
-        strong_Q: The nu below which a score, or one minus it, lies with probability 1 - beta: (nu, beta)-strong quality
-            (BTT18 Definition 5.12).
-        coins_Q: How far apart the mean scores of two coins lie, in standard errors: 0 for consistent randomization
-            (BTT18 Definition 5.9), but for chance.
-    """
-
-    weak_Q: Floats
-    strong_Q: Floats
-    coins_Q: Floats
-
-
-def quality(
-    fit_predict: FitPredict,
-    x: NDArray[np.generic],
-    y: NDArray[np.generic],
-    points: NDArray[np.generic],
-    *,
-    n: int,
-    models: int,
-    beta: float,
-    seed: int,
-    batch: int = 64,
-) -> Quality:
-    """Estimate how clear a learner's scores are.
-
-    Draws data sets from the pool, without replacement within one, and trains each with one of two coins. Use public or
-    synthetic records: on private ones the result is private.
-
-    Args:
-        fit_predict: ``by_teachers`` of a recipe, ``one_by_one`` of any function, or one's own.
-        x: Records of the pool, [N, ...], N >= n.
-        y: Their labels, [N].
-        points: Where scores are looked at, [Q, ...].
-        n: Records in a data set.
-        models: Models trained; an even number.
-        beta: Of strong quality.
-        seed: Seed of the draws and the coins.
-        batch: Models trained at once.
-
-    Source: BTT18 Definitions 5.9, 5.11 and 5.12.
-    """
-    checks.integer("n", n, low=1, high=len(x))
-    checks.between("beta", beta, 0, 1, exclusive=True)
-    if checks.integer("models", models, low=4) % 2:
-        raise checks.error("models", models, "must be even: half of them have either coin")
-    generator = make_numpy_generator(seed, "quality")
-    coin_B = np.arange(models) % 2
-    kept_Bn = np.stack([generator.permutation(len(x))[:n] for _ in range(models)])
-    scores = []
-    for start in range(0, models, batch):
-        part = slice(start, start + batch)
-        coins = [derive_seed(seed, "coins", int(coin)) for coin in coin_B[part]]
-        scores.append(fit_predict(x[kept_Bn[part]], y[kept_Bn[part]], points, coins))
-    score_BQ = np.concatenate(scores)
-    mean_Q = score_BQ.mean(0)
-    two = [score_BQ[coin_B == coin] for coin in (0, 1)]
-    error_Q = np.sqrt(sum(part.var(0, ddof=1) / len(part) for part in two))
-    apart_Q = np.abs(two[0].mean(0) - two[1].mean(0))
-    return Quality(
-        weak_Q=np.minimum(mean_Q, 1 - mean_Q),
-        strong_Q=np.quantile(np.minimum(score_BQ, 1 - score_BQ), 1 - beta, axis=0, method="higher"),
-        coins_Q=np.divide(apart_Q, error_Q, out=np.where(apart_Q > 0, np.inf, 0.0), where=error_Q > 0),
-    )

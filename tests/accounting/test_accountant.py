@@ -47,36 +47,18 @@ def test_table_of_prices(events, exact, renyi, concentrated):
     assert compute_guarantee(events, 1e-5).route == "gdp"
 
 
-@pytest.mark.parametrize(
-    ("events", "target", "value"),
-    [
-        (gnmax(40, 286), 1e-5, 2.4353597494239),
-        (gnmax(100, 1000), 1e-5, 1.7600571495139),
-        (confident(640, 150, 286, 40), 1e-5, 2.5426020855),
-        (confident(1000, 200, 300, 40), 1e-5, 2.5943833805),
-        ([GaussianEvent(mu=1 / 20, count=100)], 1e-6, 2.2540846502197396),
-        ([GaussianEvent(mu=1 / 10, count=100)], 1e-6, 4.886554117462211),
-        ([GaussianEvent(mu=1 / 4.530877117)], 1e-6, 0.92739),
-    ],
-)
-def test_exact_gaussian_oracles(events, target, value):
-    digits = len(str(value).split(".")[1])
-    assert compute_guarantee(events, target).epsilon == pytest.approx(value, abs=max(0.6 * 10**-digits, 1e-12 * value))
+def test_laplace_oracles():
+    values = compute_route_epsilons([LaplaceEvent(ratio=1 / 20, count=200)], 1e-5)
+    assert values["pure"] == pytest.approx(10, rel=1e-12)
+    assert 3.1265 * (1 - 1e-4) <= values["rdp"] <= 3.1265  # of a grid, so a little high
+    assert values["pld"] == pytest.approx(2.8934, abs=6e-5)
+    assert values["rdp"] < rdp.compute_epsilon([LaplaceEvent(ratio=2 / 20, count=100)], 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("scale", "queries", "pure", "renyi", "loss"),
-    [(20, 100, 10, 3.1265, 2.8934), (40, 286, 14.3, 2.6211, 2.4179)],  # Renyi: on a grid, so a little high
-)
-def test_laplace_oracles(scale, queries, pure, renyi, loss):
-    values = compute_route_epsilons([LaplaceEvent(ratio=1 / scale, count=2 * queries)], 1e-5)
-    assert values["pure"] == pytest.approx(pure, rel=1e-12)
-    assert renyi * (1 - 1e-4) <= values["rdp"] <= renyi
-    assert values["pld"] == pytest.approx(loss, abs=6e-5)
-    one_of_sensitivity_two = compute_route_epsilons([LaplaceEvent(ratio=2 / scale, count=queries)], 1e-5)
-    assert values["rdp"] < one_of_sensitivity_two["rdp"]
+few_examples = settings(deadline=None, max_examples=25)
 
 
+@few_examples
 @given(st.floats(1, 1000), st.integers(1, 5000), st.floats(-30, -3))
 def test_gaussian_routes_bracket_each_other(sigma, queries, log_target):
     values = compute_route_epsilons(gnmax(sigma, queries), math.exp(log_target))
@@ -84,6 +66,7 @@ def test_gaussian_routes_bracket_each_other(sigma, queries, log_target):
     assert values["rdp"] <= values["zcdp"] * (1 + 1e-9)
 
 
+@few_examples
 @given(st.floats(1, 1000), st.floats(1.001, 2), st.integers(1, 5000), st.integers(1, 100))
 def test_price_falls_with_noise_and_rises_with_queries(sigma, factor, queries, more):
     base = compute_guarantee(gnmax(sigma, queries), 1e-6).epsilon

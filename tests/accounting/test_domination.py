@@ -1,7 +1,7 @@
 """The Gaussian that dominates DP-SGD, against the mechanism's own curve in 30 digits."""
 
 import math
-import time
+from dataclasses import replace
 
 import mpmath as mp
 import numpy as np
@@ -60,27 +60,25 @@ def exceeded(exact_deltas, mu, failure_delta):
 
 @pytest.mark.parametrize(
     ("q", "z", "failure_delta"),
-    [(0.3, 0.6, 1e-6), (0.01, 1.0, 1e-9), (0.5, 4.0, 1e-3), (0.9, 2.0, 1e-6), (1e-3, 0.8, 1e-6), (0.99, 0.5, 1e-9)],
+    [(0.3, 0.6, 1e-6), (0.01, 1.0, 1e-9), (0.99, 0.5, 1e-9)],
 )
 def test_one_step_is_dominated_in_both_directions_and_not_by_a_slightly_smaller_mu(q, z, failure_delta):
     event = SampledGaussianEvent(rate=q, noise_multiplier=z, steps=1)
     mu, top = compute_dominating_gaussian(event, failure_delta), pld.compute_epsilon([event], failure_delta)
-    epsilons = [*np.linspace(0, top, 81), *np.linspace(top, 3 * top + 1, 9), *np.geomspace(1e-9, top, 20)]
+    epsilons = [*np.linspace(0, top, 41), *np.linspace(top, 3 * top + 1, 5), *np.geomspace(1e-9, top, 10)]
     exact_deltas = {epsilon: exact_step_delta(q, z, epsilon) for epsilon in epsilons}
     assert not exceeded(exact_deltas, mu, failure_delta)
     assert exceeded(exact_deltas, mu * (1 - 3e-3), failure_delta)
 
 
-@pytest.mark.parametrize(
-    ("q", "z", "steps", "num", "error"), [(0.2, 0.9, 2, 801, 2e-3), (0.6, 1.5, 2, 801, 2e-3), (0.05, 0.8, 3, 161, 0.02)]
-)
+@pytest.mark.parametrize(("q", "z", "steps", "num", "error"), [(0.2, 0.9, 2, 801, 2e-3), (0.05, 0.8, 3, 161, 0.02)])
 def test_few_steps_are_dominated_in_both_directions_by_direct_integration(q, z, steps, num, error):
     """``error`` is what the kink of the integrand costs the trapezoidal rule, relative to delta."""
     event = SampledGaussianEvent(rate=q, noise_multiplier=z, steps=steps)
     mu, top = compute_dominating_gaussian(event, 1e-5), pld.compute_epsilon([event], 1e-5)
     exact_deltas = {
         epsilon: max(composed_delta(q, z, steps, epsilon, d, num=num) for d in ("add", "remove")) * (1 - error)
-        for epsilon in (*np.linspace(0, 0.8 * top, 4), *np.linspace(0.85 * top, top, 6))
+        for epsilon in (*np.linspace(0, 0.8 * top, 2), *np.linspace(0.85 * top, top, 4))
     }
     assert not exceeded(exact_deltas, mu, 1e-5) and exceeded(exact_deltas, 0.98 * mu, 1e-5)
 
@@ -91,13 +89,12 @@ def test_the_integration_finds_the_closed_form_of_a_step():
         assert both == pytest.approx(float(exact_step_delta(0.2, 0.9, epsilon)), abs=1e-7)
 
 
-@pytest.mark.parametrize(("z", "steps"), [(3.0, 7), (1.0, 1), (25.0, 300)])
-def test_a_full_batch_is_the_gaussian_itself(z, steps):
-    event, exact = SampledGaussianEvent(rate=1.0, noise_multiplier=z, steps=steps), math.sqrt(steps) / z
+def test_a_full_batch_is_the_gaussian_itself():
+    event, exact = SampledGaussianEvent(rate=1.0, noise_multiplier=25.0, steps=300), math.sqrt(300) / 25
     assert 1 - 1e-6 < compute_dominating_gaussian(event, 1e-9) / exact < 1 + 2e-4
     generous = compute_dominating_gaussian(event, 1e-3)
     assert generous < exact * 1.0001
-    epsilons = np.linspace(0, 1.5 * gdp.compute_epsilon(exact, 1e-3), 80)
+    epsilons = np.linspace(0, 1.5 * gdp.compute_epsilon(exact, 1e-3), 40)
     assert not exceeded({epsilon: exact_gaussian_delta(exact, epsilon) for epsilon in epsilons}, generous, 1e-3)
 
 
@@ -110,9 +107,10 @@ def test_the_oracle_of_a_thousand_steps():
 
 def test_a_slightly_smaller_mu_is_rejected():
     """The result is a power of exp(1e-4), and the power below it fails the same check."""
-    mu, last = compute_dominating_gaussian(ABADI, 1e-6), pld.compute_epsilon([ABADI], 1e-6)
+    run = SampledGaussianEvent(rate=0.3, noise_multiplier=0.6, steps=1)
+    mu, last = compute_dominating_gaussian(run, 1e-6), pld.compute_epsilon([run], 1e-6)
     epsilons = np.linspace(0, last, domination._NUM_INTERVALS + 1)
-    deltas = np.array([pld.compute_delta([ABADI], e) for e in epsilons])
+    deltas = np.array([pld.compute_delta([run], e) for e in epsilons])
     assert is_dominated(epsilons, deltas, mu, 1e-6) and is_dominated(epsilons, deltas, 2 * mu, 1e-6)
     assert not is_dominated(epsilons, deltas, mu * math.exp(-1e-4), 1e-6)
     assert math.log(mu) / 1e-4 == pytest.approx(round(math.log(mu) / 1e-4), abs=1e-6)
@@ -128,28 +126,22 @@ def test_the_check_holds_between_its_points():
     assert not is_dominated(fine, smooth, 1.0, 1e-12) and is_dominated(fine, smooth, 1.0001, 1e-12)
 
 
-def test_more_failures_more_noise_and_fewer_steps_lower_mu():
-    fields = {"rate": 0.3, "noise_multiplier": 2.0, "steps": 10}
-    event = SampledGaussianEvent(**fields)
-    mu = compute_dominating_gaussian(event, 1e-6)
-    assert compute_dominating_gaussian(event, 1e-8) > mu > compute_dominating_gaussian(event, 1e-4)
-    for change in ({"rate": 0.33}, {"noise_multiplier": 1.9}, {"steps": 11}):
-        assert compute_dominating_gaussian(SampledGaussianEvent(**fields | change), 1e-6) > mu
-
-
-def test_it_is_cached_and_takes_seconds():
-    event = SampledGaussianEvent(rate=0.05, noise_multiplier=1.2, steps=200)
-    start = time.process_time()
-    first = compute_dominating_gaussian(event, 1e-6)
-    assert time.process_time() - start < 10
-    hits = domination._compute_mu.cache_info().hits
-    same = SampledGaussianEvent(rate=0.05, noise_multiplier=1.2, steps=200, count=3, failure_delta=1e-6)
+def test_it_is_cached():
+    first, hits = compute_dominating_gaussian(ABADI, 1e-6), domination._compute_mu.cache_info().hits
+    same = replace(ABADI, count=3, failure_delta=1e-6)
     assert compute_dominating_gaussian(same, 1e-6) == first and domination._compute_mu.cache_info().hits == hits + 1
+
+
+@pytest.fixture
+def few_intervals(monkeypatch):
+    """A tenth of the points at which a curve is compared: mu is a little larger, and found sooner."""
+    monkeypatch.setattr(domination, "_NUM_INTERVALS", 60)
     domination._compute_mu.cache_clear()
-    assert compute_dominating_gaussian(event, 1e-6) == first == pytest.approx(0.7964, abs=2e-4)
+    yield
+    domination._compute_mu.cache_clear()
 
 
-def test_what_cannot_be_shown_is_refused():
+def test_what_cannot_be_shown_is_refused(few_intervals):
     loud = SampledGaussianEvent(rate=1.0, noise_multiplier=0.1, steps=1000)
     with pytest.raises(ValueError, match=r"no Gaussian mechanism is known.*filter=rdp"):
         compute_dominating_gaussian(loud, 1e-6)
@@ -159,9 +151,18 @@ def test_what_cannot_be_shown_is_refused():
         compute_dominating_gaussian(ABADI, 0.0)
 
 
-def test_events_with_a_failure_probability_are_replaced_and_others_stay():
-    event = SampledGaussianEvent(rate=0.3, noise_multiplier=2.0, steps=5, failure_delta=1e-6, count=2)
-    others = (SampledGaussianEvent(rate=0.3, noise_multiplier=2.0, steps=5), LaplaceEvent(ratio=0.1))
+def test_more_failures_more_noise_and_fewer_steps_lower_mu(few_intervals):
+    fields = {"rate": 0.3, "noise_multiplier": 2.0, "steps": 10}
+    event = SampledGaussianEvent(**fields)
+    mu = compute_dominating_gaussian(event, 1e-6)
+    assert compute_dominating_gaussian(event, 1e-8) > mu > compute_dominating_gaussian(event, 1e-4)
+    for change in ({"rate": 0.33}, {"noise_multiplier": 1.9}, {"steps": 11}):
+        assert compute_dominating_gaussian(SampledGaussianEvent(**fields | change), 1e-6) > mu
+
+
+def test_events_with_a_failure_probability_are_replaced_and_others_stay(few_intervals):
+    event = SampledGaussianEvent(rate=0.3, noise_multiplier=2.0, steps=10, failure_delta=1e-6, count=2)
+    others = (SampledGaussianEvent(rate=0.3, noise_multiplier=2.0, steps=10), LaplaceEvent(ratio=0.1))
     mu = compute_dominating_gaussian(event, 1e-6)
     gaussian, failure = GaussianEvent(mu=mu, count=2), DeltaEvent(delta=1e-6, count=2)
     assert domination.replace_sampled_gaussians((*others, event)) == (*others, gaussian, failure)

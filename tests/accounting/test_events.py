@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.accounting.events import (
@@ -41,6 +41,7 @@ events = st.one_of(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(events, max_size=5))
 def test_json_round_trip_is_exact_and_canonical(facts):
     text = to_json(facts)

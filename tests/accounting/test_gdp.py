@@ -5,7 +5,7 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.accounting import gdp
@@ -22,15 +22,15 @@ def mp_gaussian_delta(epsilon: float, mu: float) -> mp.mpf:
     return upper_tail(e / m - m / 2) - mp.exp(e) * upper_tail(e / m + m / 2)
 
 
-@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 0.4999, 0.5001, 1, 7, 60, 1e3])
-@pytest.mark.parametrize("target", [1e-300, 1e-60, 1e-12, 1e-5, 0.1, 0.499, 0.501, 0.9, 1 - 1e-9])
-def test_gaussian_epsilon_against_mpmath(mu, target):
-    value = gdp.compute_epsilon(mu, target)
-    with mp.workdps(700 if mu > 100 else 400):
-        assert value == 0 or mp_gaussian_delta(value * (1 - 1e-9), mu) > target
-        assert mp_gaussian_delta(value * (1 + 1e-9), mu) <= target
-    if value > 0:
-        assert gdp.compute_mu(value, target) == pytest.approx(mu, rel=1e-8)
+@pytest.mark.parametrize("mu", [1e-6, 0.1, 0.4999, 0.5001, 7, 1e3])
+def test_gaussian_epsilon_against_mpmath(mu):
+    for target in (1e-300, 1e-12, 1e-5, 0.499, 0.501, 1 - 1e-9):
+        value = gdp.compute_epsilon(mu, target)
+        with mp.workdps(700 if mu > 100 else 400):
+            assert value == 0 or mp_gaussian_delta(value * (1 - 1e-9), mu) > target
+            assert mp_gaussian_delta(value * (1 + 1e-9), mu) <= target
+        if value > 0:
+            assert gdp.compute_mu(value, target) == pytest.approx(mu, rel=1e-8)
 
 
 def test_the_exact_gaussian_price_is_never_below_the_true_one():
@@ -43,6 +43,7 @@ def test_the_exact_gaussian_price_is_never_below_the_true_one():
     assert below > 40
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.floats(1e-3, 50), st.floats(1e-12, 0.9))
 def test_gaussian_mu_inverts_epsilon_from_below(target_epsilon, target_delta):
     mu = gdp.compute_mu(target_epsilon, target_delta)
@@ -50,6 +51,7 @@ def test_gaussian_mu_inverts_epsilon_from_below(target_epsilon, target_delta):
     assert gdp.compute_delta(target_epsilon, mu * (1 + 1e-6)) > target_delta
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.floats(1e-9, 300))
 def test_a_pure_mechanism_is_dominated_by_its_gaussian_and_by_no_smaller(loss):
     mu = gdp.compute_mu_of_pure_epsilon(loss)

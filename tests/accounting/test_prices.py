@@ -93,21 +93,6 @@ def test_sparse_vector_costs_its_thresholds_and_its_failures():
         compute_epsilon(SPARSE, 1000, delta=4e-6)
 
 
-@pytest.mark.parametrize("discrete", [False, True])
-def test_one_unstable_question_passes_within_the_failure_delta(discrete):
-    """P(Lap(2 lambda) > w + Lap(lambda)) for one test of distance 0, by a sum or an integral."""
-    price = SparseVectorPrice(3.0, max_failures=1, failure_delta=0.01, num_tests=1, discrete=discrete)
-    if discrete:
-        noise, test = Discrete("laplace", 3.0), Discrete("laplace", 6.0)
-        z = np.arange(-noise.reach, noise.reach + 1)
-        passed = float((noise.pmf(z) * test.sf(price.threshold + z)).sum())
-    else:
-        noise, test = stats.laplace(scale=3.0), stats.laplace(scale=6.0)
-        z = np.linspace(-150, 150, 300_001)
-        passed = integrate.trapezoid(noise.pdf(z) * test.sf(price.threshold + z), z)
-    assert 0.005 < passed <= 0.01
-
-
 def test_discrete_noise_costs_no_less():
     for continuous, discrete in (
         (GaussianNoisyMaxPrice(10), GaussianNoisyMaxPrice(10, discrete=True)),
@@ -141,11 +126,11 @@ def test_a_wrong_parameter_is_named(make, name):
 
 
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
-@pytest.mark.parametrize("blocks", [1, 2, 7, 40, 12_001])
+@pytest.mark.parametrize("blocks", [1, 7, 12_001])
 def test_the_lowest_of_several_thresholds_is_bounded_by_its_mean(noise, blocks):
     """E[max_b exp(-L_b/(2 lambda))], by the integral of 1 - F^T on the reals and by a sum on the integers."""
     if noise == "torch":
-        log_x = np.linspace(-30, 60, 2_000_001)
+        log_x = np.linspace(-30, 60, 400_001)
         below = stats.laplace(scale=2.0).sf(-4 * log_x)  # P(exp(-L/4) <= x)
         mean = integrate.trapezoid((1 - below**blocks) * np.exp(log_x), log_x)
         assert _bound_max_threshold_moment(blocks, None) == pytest.approx(mean, rel=1e-6)
@@ -164,9 +149,7 @@ def test_the_accountant_needs_no_torch_and_the_library_only_for_loss_distributio
         "compute_epsilon(LaplaceNoisyMaxPrice(40), 1000, delta=1e-5, accountant='rdp')\n"
         "calibrate_noise(GaussianNoisyMaxPrice, 1000, epsilon=1, delta=1e-5)\n"
         "compute_data_dependent_epsilon([[90, 10]], GaussianNoisyMaxPrice(40), delta=1e-5)\n"
-        "assert not {'torch', 'hydra', 'dp_accounting', 'pate_torch.mechanisms'} & set(sys.modules)\n"
-        "compute_epsilon(LaplaceNoisyMaxPrice(40), 10, delta=1e-5)\n"
-        "assert 'dp_accounting' in sys.modules and 'torch' not in sys.modules"
+        "assert not {'torch', 'hydra', 'dp_accounting', 'pate_torch.mechanisms'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting import rdp as google
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
@@ -15,18 +15,13 @@ from pate_torch.accounting import rdp
 from pate_torch.accounting.events import (
     DeltaEvent,
     GaussianEvent,
-    PrivacyEvent,
     RdpCurveEvent,
     SampledGaussianEvent,
     ZCDPEvent,
 )
-from tests.accounting.data_dependent.exact_divergences import move_one_vote
+from tests.accounting.exact_divergences import move_one_vote
 
 mp.mp.dps = 60
-
-
-def gnmax(sigma: float, queries: int) -> list[PrivacyEvent]:
-    return [GaussianEvent(mu=math.sqrt(2) / sigma, count=queries)]
 
 
 def mp_laplace(ratio: float, order: float) -> mp.mpf:
@@ -48,34 +43,32 @@ def mp_bounded_range(eta: float, order: float) -> mp.mpf:
         return mp.log(q * mp.exp(a * t) + (1 - q) * mp.exp(a * (t - n)))
 
     low, high = mp.mpf(0), n
-    for _ in range(300):
+    for _ in range(100):
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (left, high) if moment(left) < moment(right) else (low, right)
     return moment((low + high) / 2) / (a - 1)
 
 
-GRID = [(r, a) for r in (1e-8, 1e-4, 0.1, 0.7, 3.0, 40.0, 1e3) for a in (1.01, 1.5, 2, 17.3, 300, 1001)]
-CURVES = [
-    (rdp.compute_laplace_curve, mp_laplace),
-    (rdp.compute_pure_dp_curve, mp_randomized_response),
-    (rdp.compute_bounded_range_curve, mp_bounded_range),
-]
-
-
 @pytest.mark.parametrize(
-    ("curve", "exact", "ratio", "order"),
-    [(*pair, r, a) for pair in CURVES for r, a in GRID if not (pair[1] is mp_bounded_range and r > 100)],  # slow
+    ("curve", "exact", "ratios"),
+    [
+        (rdp.compute_laplace_curve, mp_laplace, (1e-8, 1e-4, 0.1, 0.7, 3.0, 40.0, 1e3)),
+        (rdp.compute_pure_dp_curve, mp_randomized_response, (1e-8, 1e-4, 0.1, 0.7, 3.0, 40.0, 1e3)),
+        (rdp.compute_bounded_range_curve, mp_bounded_range, (1e-8, 3.0, 40.0)),
+    ],
 )
-def test_curves_against_mpmath(curve, exact, ratio, order):
-    with mp.workdps(1000 if ratio > 100 else 120):
-        expected = float(exact(ratio, order))
-    assert curve(ratio, order)[0] == pytest.approx(expected, rel=1e-12)
+def test_curves_against_mpmath(curve, exact, ratios):
+    orders = (1.01, 2, 17.3, 1001)
+    for ratio in ratios:
+        with mp.workdps(1000 if ratio > 100 else 60):
+            expected = [float(exact(ratio, order)) for order in orders]
+        assert curve(ratio, orders) == pytest.approx(expected, rel=1e-12)
 
 
 ETAS = [*np.geomspace(1e-8, 500, 23).tolist(), 1.0, 4.0, 8.0]
 
 
-@pytest.mark.parametrize("order", [1.0001, 1.01, 1.7, 2, 3.3, 20, 700, 1e4, 1e6])
+@pytest.mark.parametrize("order", [1.0001, 1.7, 20, 1e6])
 def test_bounded_range_keeps_its_precision_at_any_order(order):
     """The closed form (which is the maximum: above) in 100 digits: off by a few ulp, above it or below."""
     with mp.workdps(100):
@@ -116,6 +109,7 @@ def test_bounded_range_dominates_the_exponential_mechanism():
     assert (worst >= 0.95 * bound).all()
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.floats(1e-9, 50), st.floats(1.001, 5e3))
 def test_curves_keep_their_known_bounds(ratio, order):
     slack = 1 + 1e-9
@@ -142,17 +136,17 @@ def test_curve_sums_events_and_counts():
 
 
 def test_default_orders_lose_less_than_two_per_mille_and_never_gain():
-    for mu in (0.005, 0.05, 0.3, 1, 4, 15):
-        for target in (1e-4, 1e-6, 1e-10):
+    for mu in (0.005, 0.05, 1, 15):
+        for target in (1e-4, 1e-10):
             best = rdp.compute_epsilon([GaussianEvent(mu=mu)], target)
-            dense = 1 + np.geomspace(1e-3, 1e5, 200_001)
+            dense = 1 + np.geomspace(1e-3, 1e5, 20_001)
             exact = rdp.to_epsilon(dense, dense * mu**2 / 2, target)
             grid = rdp.to_epsilon(rdp.ORDERS, rdp.compute_curve([GaussianEvent(mu=mu)]), target)
             if mu >= 0.05:
-                assert exact <= grid * (1 + 1e-12) and grid <= 1.002 * exact, (mu, target)
-                assert best == pytest.approx(exact, rel=1e-7)
-            # The dense grid's step of 1e-4 leaves it up to 1e-8 above the real optimum.
-            assert exact <= best * (1 + 1e-8) and exact <= grid * (1 + 1e-12)
+                assert exact <= grid * (1 + 1e-6) and grid <= 1.002 * exact, (mu, target)
+                assert best == pytest.approx(exact, rel=1e-6)
+            # The dense grid's step of 1e-3 leaves it up to 1e-6 above the real optimum.
+            assert exact <= best * (1 + 1e-6)
 
 
 def test_conversion_against_two_libraries():
@@ -161,18 +155,8 @@ def test_conversion_against_two_libraries():
     expected = google.compute_epsilon(orders, values, 1e-6)[0]
     assert rdp.to_epsilon(orders, values, 1e-6) == pytest.approx(expected, rel=1e-12)
     assert get_privacy_spent(orders=orders, rdp=values, delta=1e-6)[0] == pytest.approx(expected, rel=1e-12)
-
-
-def test_conversion_against_mpmath_and_back():
-    orders, values = [1.01, 3, 8], [0.001, 0.2, 0.5]
-    exact = min(
-        mp.mpf(r) + mp.log((mp.mpf(a) - 1) / a) - (mp.log(mp.mpf("1e-7")) + mp.log(a)) / (mp.mpf(a) - 1)
-        for a, r in zip(orders, values, strict=True)
-    )
-    value = rdp.to_epsilon(orders, values, 1e-7)
-    assert value == pytest.approx(float(exact), rel=1e-12)
     table = RdpCurveEvent(orders=tuple(orders), rdp=tuple(values), source="test")
-    assert rdp.compute_delta([table], value) == pytest.approx(1e-7, rel=1e-9)
+    assert rdp.compute_delta([table], expected) == pytest.approx(1e-6, rel=1e-9)
 
 
 def test_conversion_edges():
@@ -202,14 +186,6 @@ def test_what_is_no_sampled_gaussian_is_refused(rate, multiplier):
         SampledGaussianEvent(rate=rate, noise_multiplier=multiplier, steps=1)
 
 
-def test_renyi_oracles():
-    assert rdp.to_epsilon(range(2, 33), [1.1] * 31, 1e-5) == pytest.approx(1.32783806176, abs=6e-12)
-    assert rdp.compute_epsilon([GaussianEvent(mu=1 / 4.530877117)], 1e-6) == pytest.approx(1.0, abs=1e-9)
-    # These two were found on a dense grid of orders: the best real order may lie just below, never above.
-    for events, value in ((gnmax(40, 286), 2.6424014216), (gnmax(100, 1000), 1.9142388331)):
-        assert value * (1 - 1e-7) <= rdp.compute_epsilon(events, 1e-5) <= value
-
-
 CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]
 
 
@@ -226,23 +202,19 @@ def by_mpmath(q, z, order, reverse=False):
         return float(mp.log(mp.quad(lambda x: mp.npdf(x, 0, z) * ratio(x) ** power, cuts)) / (order - 1))
 
 
-QUADRATURE = [(q, z, order) for q, z in CASES for order in (1.3, 3.0, 6.3, 20.0)]
-
-
 slow_quadrature = pytest.mark.slow(reason="quadrature in 40 digits")
 
 
 @pytest.mark.parametrize(
-    "q,z,order",
-    [case if index % 5 == 0 else pytest.param(*case, marks=slow_quadrature) for index, case in enumerate(QUADRATURE)],
+    "q,z,orders",
+    [
+        (0.2, 2.0, (3.0,)),
+        *(pytest.param(q, z, (1.3, 6.3, 20.0), marks=slow_quadrature) for q, z in CASES),
+    ],
 )
-def test_the_quadrature_is_the_integral(q, z, order):
-    assert _divergence(q, z, order) == pytest.approx(by_mpmath(q, z, order), rel=1e-10)
-
-
-@pytest.mark.parametrize("q,z", [CASES[0], *(pytest.param(*case, marks=slow_quadrature) for case in CASES[1:4])])
-def test_the_other_direction_is_the_smaller(q, z):
-    for order in (1.5, 4.0, 12.0):
+def test_the_quadrature_is_the_integral_of_the_larger_direction(q, z, orders):
+    for order in orders:
+        assert _divergence(q, z, order) == pytest.approx(by_mpmath(q, z, order), rel=1e-10)
         assert by_mpmath(q, z, order, reverse=True) <= _divergence(q, z, order)
 
 
@@ -269,23 +241,23 @@ def by_excess(q, z, order):
         return mp.log1p(mp.quad(excess, mp.linspace(-18 * z, a + 18 * z, 13))) / (a - 1)
 
 
-@pytest.mark.parametrize("z", [0.5, 0.8, 1.0, 3.3, 20.0, 100.0, 200.0])
+@pytest.mark.parametrize("z", [0.5, 3.3, 200.0])
 def test_tiny_rates_keep_their_relative_precision(z):
     """Down to a moment of 1 + 1e-21; by the exact sum."""
-    for q in (1e-8, 1e-6, 1e-4, 0.01, 0.2, 0.5):
-        orders = [2, 3, 8, 64, 600]
+    for q in (1e-8, 1e-4, 0.5):
+        orders = [2, 8, 600]
         found = rdp._compute_divergences(q, z, tuple(float(a) for a in orders))
         true = [by_the_binomial(q, z, a) for a in orders]
         assert max(abs(ours / value - 1) for ours, value in zip(found, true, strict=True)) < 1e-12
 
 
-@pytest.mark.parametrize("q,z", [(1e-8, 0.5), (1e-8, 200.0), (1e-4, 3.3), (0.5, 0.5), (0.5, 200.0)])
+@pytest.mark.parametrize("q,z", [(1e-8, 0.5), (0.5, 200.0)])
 @pytest.mark.parametrize("order", [1.01, pytest.param(6.3, marks=slow_quadrature)])
 def test_fractional_orders_keep_it_too(q, z, order):
     assert abs(_divergence(q, z, order) / by_excess(q, z, order) - 1) < 1e-12
 
 
-@pytest.mark.parametrize("q,z", CASES)
+@pytest.mark.parametrize("q,z", CASES[::2])
 def test_opacus_agrees_at_all_orders_and_google_at_whole_ones(q, z):
     orders = rdp.ORDERS[20:110:7]
     ours = [_divergence(q, z, float(order)) for order in orders]

@@ -6,8 +6,7 @@ import types
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.optimize import brentq
-from scipy.stats import chi2, norm
+from scipy.stats import norm
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, recall_score, roc_auc_score
 
@@ -74,19 +73,6 @@ def test_noise_of_the_baseline_costs_exactly_epsilon(parts, epsilon, monkeypatch
     assert len(scales) == 40
 
 
-def test_baseline_without_signal_predicts_by_the_mean_of_its_noise_alone(parts):
-    epsilon, runs = 1.0, 400
-    logits = np.log([comparison.run_baseline(parts, epsilon) for _ in range(runs)])
-    # The test points are unit vectors: the difference of the first two is free of the constant's weight.
-    noise_R = (logits[:, 0, 1] - logits[:, 0, 0]) - (logits[:, 1, 1] - logits[:, 1, 0])
-    sigma = math.sqrt(40) / brentq(lambda mu: compute_delta(epsilon, mu) - 1e-5, 0.1, 1)
-    # The noise of steps 1 to 20 is in all of the 20 iterates of the mean, that of step 20 + j in 20 - j + 1 of them.
-    sum_squared_shares = 20 + sum(((21 - j) / 20) ** 2 for j in range(1, 21))
-    variance = 4 * (8 / 1000 * sigma) ** 2 * sum_squared_shares  # of four independent weights
-    low, high = chi2(runs).ppf([0.0005, 0.9995])
-    assert low < noise_R @ noise_R / variance < high
-
-
 def test_gradients_of_the_baseline_are_clipped_to_norm_one(parts, monkeypatch):
     noise = types.SimpleNamespace(normal=lambda _, scale, shape: np.zeros(shape))
     monkeypatch.setattr(np.random, "default_rng", lambda: noise)
@@ -97,16 +83,6 @@ def test_gradients_of_the_baseline_are_clipped_to_norm_one(parts, monkeypatch):
     assert logit_T[0] - logit_T[1] == pytest.approx(math.sqrt(2) * 8 / 1000, rel=1e-3)  # a gradient of norm 1
 
 
-def test_boosting_predicts_all_classes_although_one_has_a_single_record(parts):
-    x, y = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32), parts.y.copy()
-    x[:, 0] += 3 * y
-    y[5] = 2
-    points = np.array([[0, 0, 0], [3, 0, 0]], np.float32)
-    proba = comparison.run_boosting(comparison.Split(x, y, x, x, y[:2], 3, 0, (x, x, points)), 0)
-    assert proba.shape == (2, 3)
-    assert proba.argmax(1).tolist() == [0, 1]
-
-
 def test_refusal_counts_as_the_class_frequencies(parts, monkeypatch):
     def refuse(*args: object, **options: object) -> None:
         raise ReleaseStopped("not better than the class frequencies", "0")
@@ -115,26 +91,3 @@ def test_refusal_counts_as_the_class_frequencies(parts, monkeypatch):
     np.testing.assert_allclose(comparison.run_default(parts, 0.1), np.full((3, 2), 0.5))
     rare = comparison.Split(**(vars(parts) | {"y": (np.arange(1000) < 100).astype(int)}))
     np.testing.assert_allclose(comparison.run_default(rare, 0.1), np.tile([0.9, 0.1], (3, 1)))
-
-
-def test_tables_list_cells_where_the_default_is_behind():
-    def make_row(method: str, epsilon: float, split: int, value: float) -> dict[str, object]:
-        figures = dict.fromkeys(comparison.FIGURES, value)
-        return {"data": "phoneme", "method": method, "epsilon": epsilon, "split": split, **figures}
-
-    rows = [make_row("baseline", epsilon, split, 0.8 + 0.01 * split) for epsilon in (0.1, 1.0) for split in range(3)]
-    rows += [make_row("default", 0.1, split, 0.78 + 0.011 * split) for split in range(3)]
-    rows += [make_row("default", 1.0, split, value) for split, value in enumerate([0.7, 0.9, 0.82])]
-    rows += [make_row("no privacy, linear", 0.0, split, 0.9) for split in range(3)]
-    text = comparison.format_tables(pd.DataFrame(rows))
-    gap = np.array([-2.0, -1.9, -1.8])
-    cell = f"{gap.mean():.1f} ± {gap.std(ddof=1) / math.sqrt(3):.1f}"
-    assert f"| phoneme | 0.1 | 79.1 ± 0.6 | 81.0 ± 0.6 | 90.0 ± 0.0 | {cell} |" in text
-    assert f"- phoneme at 0.1: {cell}" in text  # by accuracy; by AUC the limit is two points
-    assert text.count("- phoneme at") == 1
-
-
-def test_gap_within_the_limit_or_two_standard_errors_is_not_behind():
-    assert comparison.is_behind(np.array([-1.5, -1.4, -1.6]), 1.0)
-    assert not comparison.is_behind(np.array([-0.9, -0.8, -0.9]), 1.0)
-    assert not comparison.is_behind(np.array([-9.0, 3.0, 1.0]), 1.0)

@@ -1,6 +1,5 @@
 """docs/reference/papers.md: every erratum names the test that holds it; other counter-examples are executed here."""
 
-import ast
 import itertools
 import math
 import re
@@ -26,12 +25,8 @@ PAGE = (ROOT / "docs" / "reference" / "papers.md").read_text().partition("## Err
 
 def test_every_erratum_names_a_test_that_there_is():
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| where")]
-    tests = {
-        node.name
-        for file in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef)
-    }
+    texts = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
+    tests = {name for text in texts for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
     named = [re.findall(r"`(test_\w+)`", row) for row in rows]
     assert len(rows) > 25 and all(named), [row for row, found in zip(rows, named, strict=True) if not found]
     assert {name for row in named for name in row} <= tests

@@ -1,4 +1,4 @@
-"""DF20 Theorem 2, exactly: every lemma on a small world, and the explicit cost and size."""
+"""DF20 Theorem 2, exactly: every lemma on a small world."""
 
 import itertools
 import math
@@ -7,14 +7,6 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from benchmarks.theory.agnostic import compute_realizable_size
-from benchmarks.theory.private_predictor import (
-    compute_default_resolution,
-    compute_predictor_epsilon,
-    compute_private_predictor_size,
-    compute_subset_size,
-)
-from pate_torch.hypotheses import sample as samples
 from tests.hypotheses.exact_laws import both, neighbors, threshold_law, universe
 
 
@@ -77,35 +69,3 @@ def uncovered(net, points):
     return max(
         sum((p >= s) != (p >= t) for p in points) for s in cuts for t in cuts if all((p >= s) == (p >= t) for p in net)
     )
-
-
-def test_the_price_is_the_explicit_formula():
-    n, subset, eta = 10**6, 100, 0.01
-    paper = math.log((1 + 4 * math.e**6 * subset / (n - subset)) * math.exp(3 / (eta * n)) + subset / n)
-    assert compute_predictor_epsilon(n, subset, eta) == pytest.approx(paper, rel=1e-12)
-    sharp = compute_predictor_epsilon(n, subset, eta, "sharp")
-    assert sharp < paper / 10
-    # eta n = 1 is where the paper's 2 eta n is what it claims to be: both agree there up to (1 - eta)/(eta n) -> 1.
-    agreed = compute_predictor_epsilon(10**6, 5, 1e-6)
-    assert compute_predictor_epsilon(10**6, 5, 1e-6, "sharp") == pytest.approx(agreed, rel=1e-4)
-    # What "n' about epsilon n" costs: the first factor alone.
-    assert math.log1p(4 * math.e**6 * 0.01 / 0.99) == pytest.approx(2.85, abs=0.01)
-    assert math.log1p(4 * math.e**6 * 1e-4) == pytest.approx(0.15, abs=0.01)
-
-
-@pytest.mark.parametrize("d", [1, 7])
-@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.45])
-def test_the_default_eta_meets_every_condition_of_lemma_8(d, alpha):
-    eta, subset_size = compute_default_resolution(d, alpha), compute_subset_size(d, alpha)
-    n = compute_private_predictor_size(d, epsilon=0.5, alpha=alpha, constants="sharp")
-    assert compute_predictor_epsilon(n, subset_size, eta, "sharp") <= 0.5
-    assert compute_predictor_epsilon(n - 1, subset_size, eta, "sharp") > 0.5
-    teachers = math.ceil(2 * eta * n * math.log(1 / alpha))
-    assert eta <= alpha
-    assert subset_size >= max(samples.compute_net_size(a, alpha, d) for a in (alpha, eta))
-    assert n >= samples.compute_uniform_size(alpha, 0.1, d) and 1 / (eta * n) <= 0.5 and subset_size <= 0.5 * n
-    assert n >= 2 * samples.compute_log_sauer_shelah(subset_size, d) / (2 / (eta * n) * alpha)
-    assert n // teachers >= compute_realizable_size(alpha, alpha, d)
-    # A unanimous vote says otherwise with probability alpha at most.
-    assert expit(-teachers / (2 * eta * n)) <= alpha
-    assert compute_default_resolution(1, alpha) > compute_default_resolution(3, alpha)

@@ -40,6 +40,7 @@ def test_the_counts_are_those_of_each_combination_of_values(cliques):
     ]
     assert count(rows, cliques).counts_M.tolist() == expected
     assert not count([], cliques).counts_M.any() and len(count([], cliques).counts_M) == len(expected)
+    assert "tensor" not in repr(count(rows, cliques))
 
 
 @ADJACENCIES
@@ -62,9 +63,9 @@ def test_the_sensitivity_is_the_largest_distance_between_neighbors(cliques, adja
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
 def test_any_number_of_tables_costs_at_most_mu(adjacency, noise):
     draw = np.random.default_rng(0)
-    for mu in [0.1, 1.0, 3.0, *np.exp(draw.uniform(-7, 3, 60))]:
+    for mu in [0.1, 1.0, 3.0, *np.exp(draw.uniform(-7, 3, 15))]:
         (one,) = Marginals.from_mu(mu, 1, adjacency, noise).privacy_events()
-        for num_tables in [1, 2, 3, 7, 50, *draw.integers(2, 10**6, 20).tolist()]:
+        for num_tables in [1, 2, 3, 7, 50, *draw.integers(2, 10**6, 10).tolist()]:
             made = Marginals.from_mu(mu, num_tables, adjacency, noise)
             (event,) = made.privacy_events()
             if noise == "torch":
@@ -109,9 +110,11 @@ class ThirdOfNoise(Marginals):
         return type(answers)(answers.label_Q, self.privacy_events(), noisy_counts=answers.noisy_counts)
 
 
-@ADJACENCIES
-@pytest.mark.parametrize("noise,num_tables", [("torch", 4), ("torch", 9), ("discrete", 4)])
-def test_an_audit_finds_a_third_of_the_noise_and_no_fault_in_the_whole(adjacency, noise, num_tables):
+@pytest.mark.parametrize(
+    "noise,num_tables,adjacency",
+    [("torch", 9, "add_remove"), ("torch", 4, "replace_one"), ("discrete", 4, "add_remove")],
+)
+def test_an_audit_finds_a_third_of_the_noise_and_no_fault_in_the_whole(noise, num_tables, adjacency):
     results = {}
     for kind in (Marginals, ThirdOfNoise):
         distance = make_table_sensitivity(num_tables, adjacency).l2
@@ -132,7 +135,3 @@ def test_other_tables_than_those_that_are_paid_for_are_refused():
     for wrong in ({"num_tables": 0}, {"sigma": 0.0}, {"adjacency": "both"}):
         with pytest.raises(ValueError, match=rf"mechanism\.{next(iter(wrong))}="):
             Marginals(**({"sigma": 1.0, "adjacency": "add_remove"} | wrong))
-
-
-def test_tables_do_not_show_their_content():
-    assert "tensor" not in repr(count([CELLS[0]] * 5, [(0,)]))

@@ -19,9 +19,9 @@ from pate_torch.mechanisms.sparse_vector import (
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
-from tests.accounting.data_dependent.exact_divergences import move_one_vote
+from tests.accounting.exact_divergences import move_one_vote
 from tests.mechanisms.mechanism_forms import both_kinds, build, halved, soft
-from tests.mechanisms.vote_laws import TINY, Recorder, chi_square, law, sparse_law, tally
+from tests.mechanisms.vote_laws import TINY, Recorder, chi_square, law, sparse_law
 
 
 def stability(**values) -> SparseVector:
@@ -70,54 +70,24 @@ def test_printed_distances_are_caught():
     assert [gap(counts) for counts in ((3, 2), (2, 3))] == [1, 1]
 
 
-def test_distance_is_the_number_of_moves_that_cannot_change_the_winner():
-    for counts in {left for left, _ in PAIRS if len(left) == 3}:
-        reach, moves = {counts}, 0
-        winner = counts.index(max(counts))
-        while moves <= 6:
-            reach |= {right for left, right in PAIRS if left in reach and len(left) == 3}
-            if any(c.index(max(c)) != winner for c in reach):
-                break
-            moves += 1
-        # The lowest index wins ties, so some winners stand one move longer than the distance counts: never fewer.
-        assert halved(counts) <= moves <= halved(counts) + 1
-
-
+@both_kinds
 @pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
-def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
-    plan = stability(epsilon=epsilon, delta=delta, max_failures=blocks).make_price(tests)
-
-    def price(scale: float) -> float:
-        return accounted((PureDPEvent(epsilon=2 / scale, count=blocks), DeltaEvent(delta=delta / 40)), delta).epsilon
-
-    assert price(plan.noise_scale) <= epsilon < price(0.999 * plan.noise_scale)
-    log_term = math.log(2 / delta)  # in closed form, by zCDP: 2/lambda^2 a block
-    closed = (math.sqrt(2 * blocks * (epsilon + log_term)) + math.sqrt(2 * blocks * log_term)) / epsilon
-    assert plan.noise_scale < closed
-    apart = plan.noise_scale * (math.log(40 * blocks / delta) + 2 * math.log(40 * tests / delta))
-    assert plan.threshold < apart  # thresholds and tests bounded apart, with half of the failure probability each
-    assert apart < 3 * plan.noise_scale * math.log(40 * (tests + blocks) / delta)  # LZCW21's, at this probability
+def test_calibration_spends_epsilon_and_delta(noise, epsilon, delta, blocks, tests):
+    mechanism = stability(epsilon=epsilon, delta=delta, max_failures=blocks, noise=noise)
+    scale = mechanism.make_price(tests).noise_scale
+    worst = mechanism.privacy_events(tests, 5)
+    assert worst == (PureDPEvent(epsilon=2 / scale, count=blocks), DeltaEvent(delta=delta / 40))
+    less_noise = (PureDPEvent(epsilon=2 / (0.999 * scale), count=blocks), worst[1])
+    assert accounted(worst, delta).epsilon <= epsilon < accounted(less_noise, delta).epsilon
 
 
-@pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (5, 2203), (20, 4529), (100, 10449)])
+@pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (20, 4529)])
 def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, closed_form):
-    """Epsilon 1, delta 1e-5, 200 queries: with thresholds and tests bounded apart, the exact cost would take 191, 581,
-    979, 3,209 and 7,949."""
-    exact_price = {1: 191, 3: 581, 5: 979, 20: 3209, 100: 7949}
+    """At epsilon 1, delta 1e-5, 200 queries; with thresholds and tests bounded apart, the exact cost takes more."""
+    exact_price = {1: 191, 3: 581, 20: 3209}
     needed = stability(max_failures=failures, failure_delta=5e-6).make_price(200).min_teachers
     assert needed < exact_price[failures] < closed_form
     assert needed < stability(max_failures=failures).make_price(200).min_teachers < 1.2 * needed
-
-
-@both_kinds
-@pytest.mark.parametrize("rounds", [1, 5])
-def test_accountant_agrees_with_the_calibration(noise, rounds):
-    mechanism = stability(noise=noise)
-    plan = mechanism.make_price(1000)
-    assert plan.max_failures == 20
-    worst = mechanism.privacy_events(1000, rounds)
-    assert worst == (PureDPEvent(epsilon=2 / plan.noise_scale, count=plan.max_failures), DeltaEvent(delta=1e-5 / 40))
-    assert 0.999 < accounted(worst, 1e-5).epsilon <= 1.0
 
 
 @both_kinds
@@ -192,20 +162,6 @@ def votes_about(threshold: float, queries: int, seed: int) -> Votes:
 
 
 @both_kinds
-@pytest.mark.parametrize("seed", range(4))
-def test_stability_is_the_papers_loop(noise, seed):
-    mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
-    plan = mechanism.make_price(60)
-    votes, source = votes_about(plan.threshold, 60, seed), Recorder(noise)
-    answers = mechanism.release(votes, source, MechanismContext(num_queries=60))
-    (_, tests), *rest = source.drawn
-    expected, blocks = loop(votes, tests.tolist(), [float(t) for _, t in rest], plan, 5)
-    assert answers.label_Q.tolist() == expected
-    assert answers.events[0].count == blocks == len(rest)  # a fresh threshold for every block charged, and no other
-    assert NO_ANSWER in expected and max(expected) >= 0
-
-
-@both_kinds
 @pytest.mark.parametrize("failures", [1, 2, 20])
 def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
     """BTT18 loops while failures <= T, its Algorithm 6 allows T + 2."""
@@ -226,7 +182,7 @@ def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
 @both_kinds
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sizes", [[60], [1] * 60, [7, 20, 33]], ids=["at once", "one by one", "in three rounds"])
-def test_rounds_go_on_with_the_threshold_of_the_block(noise, sizes, seed):
+def test_stability_is_the_papers_loop_in_any_rounds(noise, sizes, seed):
     """The papers' loop sees no rounds: a threshold is drawn for a failure, and for nothing else."""
     mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
     plan = mechanism.make_price(60)
@@ -240,7 +196,7 @@ def test_rounds_go_on_with_the_threshold_of_the_block(noise, sizes, seed):
         labels, incurred = labels + answers.label_Q.tolist(), incurred + answers.events
     expected, blocks = loop(votes, tests, thresholds, plan, 5)
     assert labels == expected and NO_ANSWER in expected and max(expected) >= 0
-    assert sum(e.count for e in incurred if isinstance(e, PureDPEvent)) == blocks
+    assert sum(e.count for e in incurred if isinstance(e, PureDPEvent)) == blocks == len(thresholds)
     assert sum(e.count for e in incurred if isinstance(e, DeltaEvent)) == 1
 
 
@@ -257,24 +213,6 @@ def test_released_labels_hold_nothing_of_what_came_after_the_stop():
     assert answers.label_Q.untyped_storage().nbytes() == 8 * len(answers.label_Q)
     answers = soft(max_failures=2).release(votes, DryRunNoise(), MechanismContext(num_queries=50))
     assert answers.score_QC.untyped_storage().nbytes() == 16 * len(answers.score_QC)
-
-
-@pytest.mark.slow(reason="statistical audit: the law of whole sequences of answers")
-@pytest.mark.parametrize("noise", ["torch", "discrete"])
-def test_stability_follows_the_exact_law_and_no_other(noise):
-    mechanism = build("sparse_vector", noise, epsilon=12.0, max_failures=2)
-    plan = mechanism.make_price(4)
-    distances = [round(plan.threshold) + shift for shift in (1, 0, 2, -1)]
-    counts_QC = torch.tensor([[150 + d + 1, 150 - d - 1, 0] for d in distances])
-    votes, source, context = Votes(counts_QC, 300), DryRunNoise(noise), MechanismContext(num_queries=4)
-    runs = [mechanism.release(votes, source, context).label_Q for _ in range(10_000)]
-    assert all(bool(((row == 0) | (row == NO_ANSWER)).all()) for row in runs)
-    observed = tally(tuple((row == 0).tolist()) for row in runs)
-    right = sparse_law(distances, plan.threshold, plan.noise_scale, 2, noise == "discrete")
-    assert chi_square(observed, right) > TINY
-    for factor, failures, shift in ((2 / 3, 2, 0), (3 / 2, 2, 0), (1, 2, 2)):
-        wrong = sparse_law([d + shift for d in distances], plan.threshold, plan.noise_scale * factor, failures, False)
-        assert chi_square(observed, wrong) < TINY
 
 
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
@@ -357,8 +295,8 @@ def soft_loop(first, second, noise_1, noise_2, thresholds, plan, max_failures: i
 
 
 @both_kinds
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("failures", [1, 4, 7])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("failures", [1, 7])
 def test_soft_stability_is_the_papers_loop(noise, seed, failures):
     mechanism = soft(noise=noise, epsilon=12.0, max_failures=failures, bins=3)
     plan = mechanism.make_price(30)

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import torch
 from scipy import stats
 
 from pate_torch.privacy.noise import DryRunNoise
@@ -158,12 +157,3 @@ def pooled(seen, hoped, least: float = 50):
     seen, hoped = (np.asarray(part, dtype=float)[np.argsort(hoped)] for part in (seen, hoped))
     rare = max(1, int((hoped < least).sum()), int((np.cumsum(hoped) < least).sum()) + 1)
     return [np.append(part[:rare].sum(), part[rare:]) for part in (seen, hoped)]
-
-
-def tally(rows) -> dict:
-    """How often each row (a tensor of labels, or a sequence) occurs."""
-    counts: dict = {}
-    for row in rows:
-        key = tuple(row.tolist()) if isinstance(row, torch.Tensor) else row
-        counts[key] = counts.get(key, 0) + 1
-    return counts
