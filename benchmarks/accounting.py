@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
+from pate_torch.accounting import data_dependent
 from pate_torch.accounting.prices import GaussianNoisyMaxPrice
 from pate_torch.core.rng import make_numpy_generator
 
@@ -62,46 +62,6 @@ def loop_theorem(votes: np.ndarray) -> np.ndarray:
     return total
 
 
-def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """Query by query, order by order, move by move, as the definition reads."""
-    total = np.zeros((TEACHERS + 1, len(orders)))
-    for i, order in enumerate(orders):
-        of_q, _ = smooth_sensitivity.make_price_parts(
-            GaussianNoisyMaxPrice(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES
-        )
-        q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.max_local_sensitivity_A[0]
-
-        def log_q_of(row: np.ndarray) -> float:
-            return min(logsumexp(log_ndtr(-(row[0] - row[1:]) / (math.sqrt(2) * SIGMA))), math.log(1 - 1 / CLASSES))
-
-        def price(log_q: float, of_q: Any = of_q) -> float:
-            return float(of_q(np.array([log_q]))[0, 0])
-
-        def moved(log_q: float, votes: int, of_q: Any = of_q) -> float:
-            return float(of_q.shift_log_q(np.array([log_q]), votes)[0])
-
-        for votes_row in votes:
-            row = np.sort(votes_row)[::-1].copy()
-            log_q = log_q_of(row)
-            rising = log_q < q1
-            for d in range(TEACHERS + 1):
-                if q1 <= log_q <= q0 or (rising and log_q > q0):
-                    total[d:, i] += plateau
-                    break
-                if log_q < q1:
-                    total[d, i] += price(moved(log_q, -2)) - price(log_q)
-                    row[0] -= 1
-                    row[1] += 1
-                else:
-                    total[d, i] += price(q0) - price(moved(log_q, 2))
-                    if row[1] > 0:
-                        row[0] += 1
-                        row[1] -= 1
-                        row[1:] = np.sort(row[1:])[::-1]
-                log_q = log_q_of(row)
-    return total
-
-
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
@@ -137,30 +97,17 @@ def main() -> None:
 
     model, rows = GaussianNoisyMaxPrice(sigma=SIGMA), []
     votes = realistic_votes(10_000, args.seed)
-    unique = len(theorems.group_votes(votes))
-    theorems.compute_rdp(model, votes[:100], ORDERS)
+    data_dependent.compute_rdp(model, votes[:100], ORDERS)
 
     for name, some in (("", votes), (", hard", realistic_votes(10_000, args.seed, center=1.0))):
         loop_s, loop_value = timed(lambda some=some: loop_theorem(some), 2)
-        seconds, value = timed(lambda some=some: theorems.compute_rdp(model, some, ORDERS), 7)
+        seconds, value = timed(lambda some=some: data_dependent.compute_rdp(model, some, ORDERS), 7)
         np.testing.assert_allclose(value, loop_value, rtol=1e-9)
-        rows.append(row(f"theorem{name}", len(some), len(theorems.group_votes(some)), seconds, len(some), loop_s))
+        rows.append(row(f"theorem{name}", len(some), len(data_dependent.group_votes(some)), seconds, len(some), loop_s))
         if not name:
             large = realistic_votes(args.large, args.seed)
-            seconds, _ = timed(lambda large=large: theorems.compute_rdp(model, large, ORDERS), 1)
-            rows.append(row("theorem", len(large), len(theorems.group_votes(large)), seconds, len(some), loop_s))
-
-    votes = votes[:1000]
-    usable = smooth_sensitivity.find_usable_orders(model, ORDERS, num_teachers=TEACHERS, num_classes=CLASSES)
-    orders, some = ORDERS[usable], ORDERS[usable][::20]
-    loop_s, loop_value = timed(lambda: loop_smooth(votes[:20], some), 1)
-    np.testing.assert_allclose(
-        smooth_sensitivity.compute_local_sensitivity(model, votes[:20], some), loop_value, rtol=1e-6, atol=1e-12
-    )
-    seconds, _ = timed(lambda: smooth_sensitivity.compute_local_sensitivity(model, votes, orders), 2)
-    loop_s *= len(orders) / len(some)
-    unique = len(theorems.group_votes(votes))
-    rows.append(row(f"smooth sensitivity, {len(orders)} orders", len(votes), unique, seconds, 20, loop_s))
+            seconds, _ = timed(lambda large=large: data_dependent.compute_rdp(model, large, ORDERS), 1)
+            rows.append(row("theorem", len(large), len(data_dependent.group_votes(large)), seconds, len(some), loop_s))
 
     if args.json:
         print(json.dumps({"teachers": TEACHERS, "classes": CLASSES, "orders": len(ORDERS), "rows": rows}, indent=1))

@@ -90,7 +90,6 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "add_remove": _target("privacy.partition.AddRemove"),
         "replace_one": _target("privacy.partition.ReplaceOne"),
     },
-    "private_epsilon": {**_NONE, "smooth": _target("mechanisms.private_epsilon.PrivateEpsilon")},
     "query": {
         "coreset": _target("queries.clusters.Coreset"),
         "disagreement": _target("queries.disagreement.Disagreement"),

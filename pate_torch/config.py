@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from pate_torch.accounting.accountant import compute_guarantee
-from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import FILTER_KINDS
 from pate_torch.core import checks, run_folders
@@ -19,10 +18,9 @@ from pate_torch.data.base import DatasetSource
 from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.methods.voting import VotesFile, VotingMethod
+from pate_torch.methods.voting import VotesFile
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.noise import check_delta, check_noise
 from pate_torch.privacy.partition import DatasetFacts, Partition, drop_unusable
@@ -101,7 +99,6 @@ class RunConfig:
         selection: Choice of one of several students by private records. None to train ``student`` alone.
         private_test: Share of the units that all releases of the account leave out, for a test. 0 for no test.
         test_mechanism: Mechanism of the test, which ``calibrate`` sets. None for no test.
-        private_epsilon: Publication of the data-dependent cost. None to keep the cost private.
         membership: Membership attack on the student, for the owner. None to make no attack.
         labels: Id of an earlier release from whose labels the student learns. None to make a new release.
         seed: Seed of splits, initialization and batches. It never seeds noise.
@@ -127,7 +124,6 @@ class RunConfig:
     selection: Selection | None = None
     private_test: float = 0.0
     test_mechanism: Histogram | None = None
-    private_epsilon: PrivateEpsilon | None = None
     membership: MembershipTest | None = None
     labels: str | None = None
     seed: int = 0
@@ -152,12 +148,6 @@ class RunConfig:
             fix = "Use selection=none, because the released model is itself the student."
             problem = f"cannot be combined with method={self.method.name}"
             raise checks.error("selection", self.selection.name, problem, fix)
-        if self.private_epsilon is not None and not isinstance(self.method, VotingMethod):
-            fix = "Leave out private_epsilon, whose cost depends on votes of teachers."
-            raise checks.error("method", self.method.name, "cannot be combined with private_epsilon", fix)
-        if self.private_epsilon is not None and self.method.has_first_stage:
-            problem = "cannot be combined with private_epsilon, whose cost leaves out the class counts"
-            raise checks.error("first_answers", "class_counts", problem, "Leave out one of them.")
         if isinstance(self.method, VotesFile) and (self.labels is not None or self.selection is not None):
             key = "selection" if self.labels is None else "labels"
             fix = f"Leave out {key}, which needs the private records behind the votes."
@@ -206,32 +196,12 @@ class RunConfig:
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
         """Return all events that this run may charge: the release, and the events of ``extra_privacy_events``."""
         release_events = () if self.labels is not None else self.method.privacy_events(facts)
-        return release_events + self.extra_privacy_events(facts.spec.num_classes)
+        return release_events + self.extra_privacy_events()
 
-    def extra_privacy_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
-        """Return the events of the choice of a student, its test, and the publication of the data-dependent cost."""
+    def extra_privacy_events(self) -> tuple[PrivacyEvent, ...]:
+        """Return the events of the choice of a student and of its test."""
         events = () if self.selection is None else self.selection.privacy_events()
-        events += () if self.test_mechanism is None else self.test_mechanism.privacy_events(1)
-        if self.private_epsilon is None or self.labels is not None:
-            return events
-        return events + self.private_epsilon.privacy_events(self.plan_private_epsilon(num_classes))
-
-    def plan_private_epsilon(self, num_classes: int) -> private_price.PublicationPlan:
-        """Make the plan of publishing the data-dependent cost.
-
-        Raises:
-            ValueError: The cost cannot be published.
-        """
-        method = self.method
-        assert self.private_epsilon is not None and isinstance(method, VotingMethod) and method.ensemble_size
-        return self.private_epsilon.make_plan(
-            method.mechanism,
-            num_queries=method.num_queries,
-            num_teachers=method.ensemble_size,
-            num_classes=num_classes,
-            rounds=method.num_rounds,
-            delta=self.privacy.delta,
-        )
+        return events + (() if self.test_mechanism is None else self.test_mechanism.privacy_events(1))
 
     def validate(self, facts: DatasetFacts) -> None:
         """Raise ValueError for choices that cannot work on these data, before anything is trained, written or charged.

@@ -394,7 +394,7 @@ def _open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tup
 def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
     """PRIVATE. Make the note of this call. None if its noise is seeded, or if it makes more than one reservation."""
     privacy, store = config.privacy, TeacherStore(config.root)
-    if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
+    if privacy.insecure_noise_seed is not None or config.selection is not None:
         return None
     choices = {
         "method": repr(config.method),

@@ -41,13 +41,10 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
         return None
     with ReleaseSession.open(config, format_alternative=format_alternative) as session:
         written = session.run()
-        price_message = session.publish_private_price(written)
         student = session.test(session.fit(written))
         report = session.publish(written, student)
     session.finish()  # last, because closing the session writes buffered files
     ranks.broadcast_object(False)  # ends the loops of the other ranks
-    if price_message is not None:
-        print(price_message)
     return report
 
 

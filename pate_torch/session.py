@@ -13,8 +13,8 @@ A process that dies before the reservation has charged nothing. After the reserv
 the answers were written, the same call continues this release at no further cost; if not, it makes and charges a new
 one. A reservation that was committed is found again by the same call until ``finish``.
 
-Each of two options adds a reservation: the choice of a student by private records (``fit``), and the publication of a
-data-dependent epsilon (``publish_private_price``, between ``run`` and ``fit``).
+Two options add a reservation each: the choice of a student by private records (``fit``), and a test on held-out units
+(``test``).
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from typing import Any
 
 from pate_torch import owner_metrics
 from pate_torch.core import run_folders
-from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import do_nothing
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import FirstAnswers, ModelForecast, ModelRelease, PrivateMethod
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.voting import VotingMethod
 from pate_torch.opening import OpenRun, make_record
 from pate_torch.owner_metrics import PrivateMetrics
 from pate_torch.privacy.records import Release
@@ -157,29 +155,6 @@ class ReleaseSession(OpenRun):
             warnings.warn(f"public: {problem}. Are they in other units, or of another population?", stacklevel=2)
         has_no_skill = forecast is not None and forecast.skill <= 0 and not self.config.privacy.spend_anyway
         return method, forecast if has_no_skill else None
-
-    def publish_private_price(self, written: WrittenRelease) -> str | None:
-        """Publish a data-dependent epsilon, which is itself charged, and return a message with this epsilon.
-
-        None if the configuration has no ``private_epsilon``, or if an earlier run made the release.
-        """
-        config, method, prepared = self.config, self.config.method, self.prepared
-        if config.private_epsilon is None or written.release.id not in self.reservation_ids:
-            return None
-        assert self.budget is not None and isinstance(method, VotingMethod)
-        assert prepared is not None and prepared.votes is not None
-        plan, delta = config.plan_private_epsilon(self.facts.spec.num_classes), config.privacy.delta
-        votes = prepared.votes.select(written.labels.query_Q)
-        epsilon, reservation_id = config.private_epsilon.publish(
-            plan, method.mechanism, votes, self.budget, delta, self.release_dir
-        )
-        self.reservation_ids.append(reservation_id)
-        prepared.on_ledger_head(self.ledger.get_head())
-        return (
-            f"  Private epsilon  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
-            f" with confidence {plan.confidence:g} (forward, {config.partition.adjacency},\n"
-            f"                   unit {self.facts.unit}, this publication included)"
-        )
 
     # ---- the student ----------------------------------------------------------------------------------------------
 

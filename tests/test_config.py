@@ -19,7 +19,6 @@ from pate_torch.data.tabular import Csv
 from pate_torch.features.augmentation import Affine
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
@@ -144,7 +143,7 @@ def test_values_of_a_wrong_kind_are_refused(words, make):
 # ---- components together --------------------------------------------------------------------------------------------
 
 DIGITS = Digits(private=120, public=40, test=20)
-GNMAX_DISCRETE, PUBLISHED = GNMax(sigma=2.0, noise="discrete"), PrivateEpsilon(allow_net_loss=True)
+GNMAX_DISCRETE = GNMax(sigma=2.0, noise="discrete")
 
 
 @pytest.mark.parametrize(
@@ -182,8 +181,6 @@ def test_choices_that_do_not_go_together_are_refused_whatever_the_data(tmp_path,
         (("privacy.opening_budget=50", "larger cap"), {"target_epsilon": 1000}),
         ("augment", {"teacher": TeacherRecipe(network="logistic", augment=Affine(rotate=5.0))}),
         ("guide_student=None: must be a student", {"student": None, "guide_student": None, "query": Margin(rounds=2)}),
-        ("no data-dependent cost", {"mechanism": GNMAX_DISCRETE, "private_epsilon": PUBLISHED}),
-        ("rounds", {"query": Random(rounds=2), "private_epsilon": PUBLISHED}),
     ],
 )
 def test_choices_that_the_data_cannot_bear_are_refused_and_leave_nothing(tmp_path, words, changes):

@@ -12,14 +12,12 @@ from dataclasses import replace
 import pytest
 
 from pate_torch import pipeline
-from pate_torch.accounting import gdp, rdp
+from pate_torch.accounting import gdp
 from pate_torch.features import neighbors
 from pate_torch.features.neighbors import NeighborSearch
-from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.laplace import LNMax
-from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods import labeling
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
@@ -241,42 +239,6 @@ def test_selection_refuses_groups_and_a_single_candidate(plan):
         two_candidates().hold_out(dataclasses.replace(data, private=grouped), "add_remove", 0)
     with pytest.raises(ValueError, match="two students"):
         Selection(candidates={"one": plan.student})
-
-
-def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
-    drawn, release = [], private_epsilon.private_price.compute_private_price
-
-    def recorded(publication, model, votes, z):
-        drawn.append(z)
-        return release(publication, model, votes, z)
-
-    monkeypatch.setattr(private_epsilon.private_price, "compute_private_price", recorded)
-
-    def sanitised(name, **changes):
-        one = changed(
-            plan,
-            mechanism=GNMax(sigma=8.0),
-            num_teachers=60,
-            private_epsilon=PrivateEpsilon(allow_net_loss=True),
-            root=plan.root / name,
-            folder=plan.root / name / "runs/blobs/gaussian/1",
-            **changes,
-        )
-        pipeline.run(one)
-        return one, json.loads((one.folder / "release" / "sanitised.json").read_text())
-
-    one, first = sanitised("a")
-    labels_alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 8.0, 1e-4)
-    assert summary(one)["epsilon_charged"] == summary(one)["epsilon"] > labels_alone  # publishing has a cost
-    entries = [e for e in Ledger(one.root / "ledger.sqlite").read_entries("blobs") if e.kind == "reserve"]
-    assert [e.facts["mechanism"] for e in entries] == ["gaussian", "sanitised cost"]
-    assert first["private"] is True and first["rdp"] >= 0
-    ceiling = math.ceil(1000 * 20 * first["order"] / 64) / 1000  # what is published is rounded up, and so are its ends
-    assert first["rdp"] <= ceiling
-    most = rdp.to_epsilon([first["order"]], [ceiling + first["rdp_of_this_publication"]], 1e-4)
-    assert first["epsilon"] <= math.ceil(1000 * most) / 1000
-    sanitised("b")
-    assert len(set(drawn)) == 2  # the same run again draws other noise
 
 
 class _Refusing(StudentAlgorithm):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from pate_torch.accounting import ConfidentPrice, GaussianNoisyMaxPrice, LaplaceNoisyMaxPrice, compute_epsilon
-from pate_torch.accounting.data_dependent.theorems import compute_data_dependent_epsilon
+from pate_torch.accounting.data_dependent import compute_data_dependent_epsilon
 from pate_torch.core.executors import Workers
 from pate_torch.data.benchmark import Mnist
 from pate_torch.privacy.partition import AddRemove

@@ -32,7 +32,6 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
-from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.privacy.partition import Partition
 from pate_torch.queries.base import QueryStrategy
@@ -146,7 +145,6 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         student=student,
         privacy=privacy,
         selection=instantiate_component(cfg, "selection", Selection | None),
-        private_epsilon=instantiate_component(cfg, "private_epsilon", PrivateEpsilon | None),
         membership=instantiate_component(cfg, "membership", MembershipTest | None),
         labels=values["labels"],
         private_test=test_share,

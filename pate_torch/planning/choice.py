@@ -134,10 +134,10 @@ class PlanEvaluator:
         method, terms, problem, epsilon = plan.method, plan.privacy, None, None
         assert isinstance(method, LabelingMethod)
         try:
-            plan = plan.calibrate()  # the cost of a private_epsilon or of a test depends on the calibrated noise
+            plan = plan.calibrate()  # the cost of a test depends on the calibrated noise
             assert isinstance(plan.method, LabelingMethod)
             self._check(method := plan.method)
-            events = method.privacy_events() + plan.extra_privacy_events(self.num_classes)
+            events = method.privacy_events() + plan.extra_privacy_events()
             epsilon = compute_guarantee(events, terms.delta).epsilon
         except ValueError as error:
             problem = str(error)
@@ -184,7 +184,7 @@ class PlanEvaluator:
             larger_method = replace(method, num_queries=num_queries)
             try:
                 self._check(larger_method)
-                events = larger_method.privacy_events() + plan.extra_privacy_events(self.num_classes)
+                events = larger_method.privacy_events() + plan.extra_privacy_events()
                 if self.account is not None:
                     return not self.account.admits(events)
                 budget, terms = self.get_budget(plan), plan.privacy

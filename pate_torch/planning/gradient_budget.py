@@ -175,6 +175,5 @@ def format_gradient_settings(
         words += ["student=released_model"]
     else:
         words += ["student=self_training", f"student.alpha={'.5' if trains_on_answers else '.3'}"]
-    words += [] if plan.private_epsilon is None else ["private_epsilon=none"]
     words += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
     return " ".join(words)

@@ -30,7 +30,7 @@ from pate_torch.core.formatting import format_delta
 from pate_torch.privacy.chain import LedgerEntry, LedgerError
 
 PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE = "labels", "choice of a student"
-PURPOSE_PRICE, PURPOSE_HYPOTHESIS = "sanitised cost", "hypothesis or its answers"
+PURPOSE_HYPOTHESIS = "hypothesis or its answers"
 PURPOSE_TEST = "test of the model on held-out units"
 """Usual purposes of a reservation, as the ledger stores them."""
 

@@ -1,7 +1,7 @@
 """Builds the public report of a finished run from the release, the ledger and the evaluation labels.
 
 The epsilon of the guarantee is composed from the events that were *reserved* for all files of the release folder
-(labels, the choice of a student, a published cost). Reserved events do not depend on any vote. The account's total is
+(labels, the choice of a student, its test). Reserved events do not depend on any vote. The account's total is
 composed from all events that were ever reserved. The epsilon that was spent when the run stopped is reported, too, as
 the ex-post epsilon.
 """

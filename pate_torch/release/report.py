@@ -38,7 +38,6 @@ FILES = {
     "report.html": "This report as one page, to be opened in any browser.",
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
-    "sanitised.json": "The data-dependent cost with added noise, whose cost was charged to the account.",
     "private_test.json": "Noisy numbers of correct and wrong predictions on held-out units, by class; charged.",
     "release.json": "The queries, the method that answered them, and the cost.",
     "labels.csv": "The queries and the released labels; -1 means no answer. Another student can be trained on these "
@@ -460,7 +459,6 @@ class ReleaseReport:
         names |= {"charter.json", "round-*.json", "round-*.public", "sum-*.json"} if self.trust is not None else set()
         names |= {"encoder/"} if record.includes_encoder else set()
         names |= {"private_test.json"} if self.claim.has_part(PURPOSE_TEST) else set()
-        names |= {"sanitised.json"} if self.claim.has_part("sanitised cost") else set()
         return {name: description for name, description in FILES.items() if name in names}
 
     @property

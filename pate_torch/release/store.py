@@ -75,7 +75,7 @@ def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
     The release ``reused_id``, whose labels are reused, is allowed in the folder.
     """
     folder = run / "release"
-    markers = ("summary.json", "release.json", "sanitised.json", *_MODEL_FILES.values())
+    markers = ("summary.json", "release.json", *_MODEL_FILES.values())
     found = {name for name in markers if (folder / name).exists()}
     if reused_id is not None:
         found.discard("student.safetensors")  # a student of reused labels costs nothing

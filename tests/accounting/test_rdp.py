@@ -20,7 +20,7 @@ from pate_torch.accounting.events import (
     SampledGaussianEvent,
     ZCDPEvent,
 )
-from tests.accounting.data_dependent.exact_divergences import move_one_vote
+from tests.accounting.exact_divergences import move_one_vote
 
 mp.mp.dps = 60
 

@@ -50,7 +50,6 @@ SPELLED = {
     "two rounds": "query=margin query.rounds=2",
     "choice of a student": "mechanism.sigma=8 selection=exponential selection.epsilon=0.5"
     " selection.candidates.supervised.steps=3",
-    "published cost": "private_epsilon=smooth private_epsilon.allow_net_loss=true",
     "supervised": "student=supervised student.steps=3",
     "screened": "mechanism=confident mechanism.screen_sigma=2 mechanism.threshold=3",
     "rate": "teacher.steps=20 teacher.learning_rate={rate}",
@@ -84,7 +83,6 @@ CASES = {
     "screened": (*TEACHERS, "linear teachers", "supervised", "screened"),
     "two_rounds": (*TEACHERS, "linear teachers", "supervised", "two rounds"),
     "selection": (*TEACHERS, "linear teachers", "choice of a student"),
-    "sanitised": (*TEACHERS, "linear teachers", "supervised", "published cost"),
     "mnist_pate": ("mnist_pate", *TEACHERS),
     "mnist_prototypes": ("prototypes", *TEACHERS),
     "labels_only": ("labels only", *TEACHERS),
@@ -214,7 +212,7 @@ def run(home: Path, said: tuple[str, ...], monkeypatch, **given: object) -> Path
 
 
 SLOW = {"dpsgd_baseline", "labels_only", "mnist_low_epsilon", "mnist_pate", "mnist_prototypes", "mnist_reverse_knn",
-        "sanitised", "selection", "transductive", "integer_noise"}  # fmt: skip
+        "selection", "transductive", "integer_noise"}  # fmt: skip
 MARK = pytest.mark.slow(reason="one of many runs with a pin of its own")
 
 

@@ -19,7 +19,7 @@ from pate_torch.mechanisms.sparse_vector import (
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
-from tests.accounting.data_dependent.exact_divergences import move_one_vote
+from tests.accounting.exact_divergences import move_one_vote
 from tests.mechanisms.mechanism_forms import both_kinds, build, halved, soft
 from tests.mechanisms.vote_laws import TINY, Recorder, chi_square, law, sparse_law, tally
 

@@ -24,7 +24,6 @@ from pate_torch.mechanisms.base import RecordMechanism, VoteMechanism
 from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import MethodDescription, PrivateMethod
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
@@ -439,11 +438,3 @@ def test_the_neighbor_harness_finds_that_a_record_sits_in_every_shard(harness, m
     monkeypatch.setattr(NearestMean, "select_rows", staticmethod(lambda shards, teacher: slice(None)))
     assert cases.attempt(harness | NEAREST_MEAN, tally := cases.Tally(), most=None)
     assert "where it says" in str(tally.faults)
-
-
-def test_a_data_dependent_epsilon_that_would_leave_out_the_counts_is_refused(tmp_path):
-    counts = ClassCounts(sigma=5.0, adjacency="add_remove")
-    settings = {"num_teachers": 5, "mechanism": GNMax(sigma=3.0), "class_counts": counts}
-    plan(tmp_path, "one", **settings)
-    with pytest.raises(ValueError, match="cannot be combined with private_epsilon"):
-        plan(tmp_path, "two", private_epsilon=PrivateEpsilon(allow_net_loss=True), **settings)

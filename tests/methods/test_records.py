@@ -269,7 +269,6 @@ def test_a_method_whose_model_cannot_be_published_refuses_a_student_that_publish
         ("mechanism.adjacency=replace_one", "adjacency"),
         ("teachers=0123456789abcdef", "teachers"),
         ("votes=x.csv", "votes"),
-        ("private_epsilon=smooth", "private_epsilon"),
         ("labels_only=true", "replace_one"),
     ],
 )

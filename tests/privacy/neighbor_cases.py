@@ -49,8 +49,8 @@ QUERIES, TEACHERS, DELTA = 6, 4, 1e-4
 RECORDS = ("form", "unit", "partition", "noise", "method", "features", "encoder")
 """What touches records."""
 
-PLAIN = {"encoder": "none", "selection": "none", "private_epsilon": "none", "membership": "none", "teacher": "logistic",
-         "query": "random", "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
+PLAIN = {"encoder": "none", "selection": "none", "membership": "none", "teacher": "logistic", "query": "random",
+         "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
          "route": "train", "classes": "3", "class_counts": "none", "executor": "processes"}  # fmt: skip
 
 
@@ -100,9 +100,8 @@ def plan(case: Case, rows: list[worlds.Row], home: Path) -> RunConfig:
 
 # ---- ways to run ---------------------------------------------------------------------------------------------------
 
-ONLY_IN_RUNS = ("selection", "private_epsilon")
-WITHOUT = {"dpsgd": ONLY_IN_RUNS, "votes": ("selection",), "python": ONLY_IN_RUNS, "labeler": ONLY_IN_RUNS}
-"""What a way to run has no place for."""
+WITHOUT_SELECTION = ("dpsgd", "votes", "python", "labeler")
+"""Ways to run that have no place for a choice of a student."""
 
 
 def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
@@ -113,8 +112,8 @@ def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
         raise ValueError(f"{route}: is of teachers")
     if route in ("reuse", "python", "labeler") and plan.method.releases_model:
         raise ValueError(f"{route}: is of labels")
-    if any(getattr(plan, part) is not None for part in WITHOUT.get(route, ())):
-        raise ValueError(f"{route}: has no such parts")
+    if route in WITHOUT_SELECTION and plan.selection is not None:
+        raise ValueError(f"{route}: chooses no student")
     if route in ("python", "labeler") and data.private.unit == LABEL_UNIT:
         raise ValueError(f"{route}: protects whole records")
 
@@ -138,7 +137,7 @@ def reuse(plan: RunConfig) -> None:
     record = json.loads((plan.folder / "release" / "release.json").read_text())
     again = plan.folder.with_name("2")
     with _free_refusals(plan.root):
-        pipeline.run(changed(plan, labels=record["release_id"], folder=again, private_epsilon=None))
+        pipeline.run(changed(plan, labels=record["release_id"], folder=again))
 
 
 def twice(plan: RunConfig) -> None:
@@ -173,7 +172,7 @@ def brought(plan: RunConfig) -> None:
     rows = label.make_votes_dataset(spec, data.private.unit, len(votes))
     passive = Random(name="passive", shuffle=False)
     pipeline.run(changed(plan, dataset=rows, query=passive, method=partial(VotesFile, votes=votes), features=None,
-                         private_epsilon=None, student=None, guide_student=None, baseline=False))  # fmt: skip
+                         student=None, guide_student=None, baseline=False))  # fmt: skip
 
 
 def _pate(plan: RunConfig) -> tuple[Any, PATE]:

@@ -61,7 +61,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "SoftSparseVector": {"epsilon": 1e5, "max_failures": 3, "bins": 2},
     "DistanceToInstability": {"epsilon": 100.0},
     "Selection": {"validation": 0.3},
-    "PrivateEpsilon": {"allow_net_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
     "Workers": {"workers": 1, "chunk": 2},
     "Dask": {"workers": 1},

@@ -30,7 +30,6 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.api import pate
 from pate_torch.core import progress
 from pate_torch.hypotheses import exponential
-from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.privacy.accounts import BudgetExceeded
@@ -118,11 +117,7 @@ class OneDay(datetime.date):
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
     opened, gradient, draw = Mechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model_index
-    publish, add_noise, errors = (
-        private_epsilon.private_price.compute_private_price,
-        NoiseSourceOptimizer.add_noise,
-        exponential.count_errors,
-    )
+    add_noise, errors = NoiseSourceOptimizer.add_noise, exponential.count_errors
     ids = itertools.count(1)
 
     def at_the_door(self: Any, value: Any, noise: Any) -> Any:
@@ -162,10 +157,6 @@ def watched(watch: Watch) -> Iterator[None]:
             watch.faults.append("errors move both ways where a record is added or removed")
         return draw(kept, epsilon, noise, adjacency=adjacency, **rest)
 
-    def of_price(plan: Any, model: Any, votes: Any, z: float) -> Any:
-        said = Sensitivity(l1=2.0, l2=math.sqrt(2), linf=1.0)
-        return publish(plan, model, watch.meets(torch.as_tensor(votes), said, rows=True).numpy(), z)
-
     def of_gradients(self: Any) -> None:
         parts = [p.summed_grad.reshape(-1) for p in self.params]
         said = Sensitivity(l1=math.inf, l2=self.max_grad_norm, linf=math.inf)
@@ -187,7 +178,6 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(Mechanism, "_check_input", at_the_door)
         patch.setattr(GradientSums, "compute_gradient_sum", of_records)
         patch.setattr(selection, "draw_model_index", of_students)
-        patch.setattr(private_epsilon.private_price, "compute_private_price", of_price)
         patch.setattr(NoiseSourceOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "count_errors", of_hypotheses)
         for name in ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_uniform"):

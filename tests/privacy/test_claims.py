@@ -20,11 +20,10 @@ from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE
+from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.base import Random
@@ -80,7 +79,6 @@ def check(root, folder, account="blobs", alone=True) -> dict:
     for total, used in (("epsilon", "epsilon_ex_post"), ("epsilon_charged", "epsilon_charged_ex_post")):
         assert found[used] <= found[total] * (1 + REL)
     words = [part["what"] for part in parts]
-    assert (PURPOSE_PRICE in words) == (folder / "release" / "sanitised.json").exists()
     has_labels = (folder / "release" / "labels.csv").exists()
     assert (PURPOSE_LABELS in words) == has_labels or found["release_id"] in {part["release_id"] for part in parts}
     return found
@@ -153,14 +151,11 @@ def test_the_label_command(tmp_path, monkeypatch, name, noise):
     assert check(tmp_path, folder)["student"] is None
 
 
-SANITISED = {"mechanism": GNMax(sigma=8.0), "private_epsilon": PrivateEpsilon(allow_net_loss=True)}
 RUNS = {
     "gaussian": {},
     "confident": {"mechanism": ConfidentGNMax(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
     "rounds": {"query": Random(rounds=3), "num_queries": QUERIES},
     "selection": {"selection": selection()},
-    "private_epsilon": SANITISED,
-    "both": SANITISED | {"selection": selection()},
     "reverse k-NN": {"method": partial(ReverseKnn), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
     "reverse k-NN in rounds": {
         "method": partial(ReverseKnn),
@@ -194,8 +189,7 @@ def test_whole_runs(tmp_path, route):
     one = plan(tmp_path, "one", **RUNS[route])
     pipeline.run(one)
     found = check(tmp_path, one.folder)
-    expected = [PURPOSE_LABELS] + [PURPOSE_PRICE] * (one.private_epsilon is not None)
-    expected += [PURPOSE_STUDENT_CHOICE] * (one.selection is not None)
+    expected = [PURPOSE_LABELS] + [PURPOSE_STUDENT_CHOICE] * (one.selection is not None)
     assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
     labels = accounting.compute_guarantee(one.method.privacy_events(), DELTA).epsilon
     if len(expected) == 1:
@@ -231,7 +225,7 @@ def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(
 def test_releases_of_one_account_stay_below_its_total(tmp_path):
     """One after the other: each claims its own, and the account all of them, at every moment."""
     steps = [
-        plan(tmp_path, "sanitised", **SANITISED),
+        plan(tmp_path, "gaussian", mechanism=GNMax(sigma=8.0)),
         plan(tmp_path, "confident", mechanism=ConfidentGNMax(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
         plan(tmp_path, "rounds", mechanism=GNMax(sigma=6.0), query=Random(rounds=2)),
         plan(tmp_path, "chosen", mechanism=GNMax(sigma=7.0), selection=selection()),
@@ -243,7 +237,7 @@ def test_releases_of_one_account_stay_below_its_total(tmp_path):
         assert all(earlier["epsilon"] <= done[-1]["epsilon_charged"] for earlier in done)
         assert sorted(done, key=lambda found: found["epsilon_charged"]) == done
     assert whats(steps[-1].folder) == [PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE]
-    assert whats(steps[-1].folder, "other_releases") == [PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_LABELS, PURPOSE_LABELS]
+    assert whats(steps[-1].folder, "other_releases") == [PURPOSE_LABELS] * 3
 
 
 @pytest.mark.parametrize("chosen", [False, True], ids=["reused", "reused and chosen"])
@@ -315,23 +309,6 @@ def test_a_published_hypothesis(tmp_path):
         each = [composed(labeler.ledger, "line", [identity]) for identity in charges]
         assert max(each) <= after == pytest.approx(composed(labeler.ledger, "line", charges), rel=REL)
         assert before == pytest.approx(each[0], rel=REL) and before < after
-
-
-def test_a_published_price_is_part_of_what_is_claimed(tmp_path, capsys):
-    pipeline.run(one := plan(tmp_path, "one", **SANITISED))
-    found, said = check(tmp_path, one.folder), read(one.folder, "privacy.json")
-    labels, publication = said["composition"]["parts"]
-    assert (labels["what"], publication["what"]) == (PURPOSE_LABELS, PURPOSE_PRICE)
-    assert labels["release_id"] == found["release_id"]
-    assert publication["epsilon"] > 0 and found["epsilon"] > labels["epsilon"]
-    texts = shown(one.folder, capsys.readouterr().out)
-    for where in ("page", "card", "table"):
-        assert PURPOSE_PRICE in texts[where], where
-    # Its labels used again leave the cost where it lies.
-    pipeline.run(again := plan(tmp_path, "again", labels=found["release_id"]))
-    assert check(tmp_path, again.folder, alone=False)["epsilon"] == pytest.approx(labels["epsilon"], rel=REL)
-    assert whats(again.folder, "other_releases") == [PURPOSE_PRICE]
-    assert "sanitised.json" not in (again.folder / "release" / "README.md").read_text()
 
 
 def test_a_private_run_after_a_seeded_one_claims_its_own_and_no_total(tmp_path, capsys):

@@ -3,7 +3,7 @@
 Covered elsewhere: noise from a published seed or a global generator (test_budget, test_noise); shards that overlap or
 are redrawn, votes on augmented images, students that see private records, and the user's delta (test_leaks); budget
 loops that overshoot (test_ledger); choices made by private records (test_pipeline); a threshold test that is not the
-accounted one, and costs by expectation (test_mechanisms); bounds beyond their validity (data_dependent/test_theorems).
+accounted one, and costs by expectation (test_mechanisms); bounds beyond their validity (test_data_dependent).
 """
 
 import ast

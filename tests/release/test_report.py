@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from pate_torch.privacy.accounts import PURPOSE_TEST
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release.report import FILES, ChargedRelease, Share
@@ -90,6 +91,7 @@ def test_the_files_that_a_report_lists_are_those_that_the_folder_holds():
     answers = ("labels.csv", "first_answers.json")
     assert set(demo(answer_files=answers).files) == {*always, "release.json", *answers, "student.safetensors"}
     assert set(demo(reuses_labels=True, student=None).files) == always
-    price = demo(includes_encoder=True, parts=(ChargedRelease(release_id="a", purpose="sanitised cost"),)).files
-    assert set(price) == {*always, "release.json", "labels.csv", "student.safetensors", "encoder/", "sanitised.json"}
-    assert set(price) < set(FILES)
+    tested = demo(includes_encoder=True, parts=(ChargedRelease(release_id="a", purpose=PURPOSE_TEST),)).files
+    more = {"release.json", "labels.csv", "student.safetensors", "encoder/", "private_test.json"}
+    assert set(tested) == {*always, *more}
+    assert set(tested) < set(FILES)

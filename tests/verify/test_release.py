@@ -544,7 +544,7 @@ def test_what_is_no_file_is_no_part_of_a_release_and_is_not_opened(release):
 
 
 def test_the_files_that_the_verifier_admits_are_those_that_a_release_says_it_holds():
-    named = {*FILES, *verified_files.RELEASE_FILES, *ANSWER_FILES.values(), "sanitised.json", "private_test.json"}
+    named = {*FILES, *verified_files.RELEASE_FILES, *ANSWER_FILES.values(), "private_test.json"}
     named |= {"SHA256SUMS"}
     of_tables = {*verified_files.TABLE_FILES.values(), verified_files.ROWS_FILE}
     of_sites = {"charter.json", "round-*.json", "round-*.public", "sum-*.json"}  # one of each for every slot

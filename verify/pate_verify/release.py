@@ -29,7 +29,7 @@ ANSWER_FILES = {
     "first_answers_sha256": "first_answers.json",
 }
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
-"""Files that every release may have. Answers, a published cost and an encoder have further files."""
+"""Files that every release may have. Answers, a private test and an encoder have further files."""
 TABLE_FILES = {"synthesizer_sha256": "synthesizer.safetensors", "first_answers_sha256": "first_answers.json"}
 """Key of a SHA-256 in the ledger -> file of a synthetic table. Rows drawn from it are in ``ROWS_FILE``."""
 ROWS_FILE = "synthetic.csv"
@@ -163,7 +163,6 @@ def _check_files(folder: ReleaseFolder) -> Check:
     paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
     file_by_name = {file.relative_to(folder.path).as_posix(): file for file in paths}
     allowed = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
-    allowed |= {"sanitised.json"} if any(part["what"] == "sanitised cost" for part in folder.parts) else set()
     allowed |= {"private_test.json"} if any(part["what"].startswith("test of") for part in folder.parts) else set()
     allowed |= {*TABLE_FILES.values(), ROWS_FILE} if folder.is_table else set()
     for slot, facts in enumerate(folder.statement["trust"]["rounds"] if folder.is_distributed else ()):

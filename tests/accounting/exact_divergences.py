@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 from scipy import integrate, special, stats
 
-from pate_torch.accounting.data_dependent import theorems
+from pate_torch.accounting import data_dependent
 from pate_torch.accounting.prices import (
     ConfidentPrice,
     ExponentialPrice,
@@ -32,10 +32,12 @@ def move_one_vote(row):
 
 def compute_log_q(model, row) -> float:
     """Log of the probability that another class than the plurality's wins, by the package."""
-    rows = theorems.group_votes([row]).rows_UC
+    rows = data_dependent.group_votes([row]).rows_UC
     gnmax = isinstance(model, GaussianNoisyMaxPrice)
-    log_tail = theorems.make_gnmax_log_tail(model.sigma) if gnmax else theorems.make_lnmax_log_tail(model.scale)
-    return float(theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
+    log_tail = (
+        data_dependent.make_gnmax_log_tail(model.sigma) if gnmax else data_dependent.make_lnmax_log_tail(model.scale)
+    )
+    return float(data_dependent.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
 
 
 def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:

@@ -8,8 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent import theorems
+from pate_torch.accounting import data_dependent, rdp
 from pate_torch.accounting.prices import (
     ConfidentPrice,
     ExponentialPrice,
@@ -17,7 +16,7 @@ from pate_torch.accounting.prices import (
     LaplaceNoisyMaxPrice,
     SparseVectorPrice,
 )
-from tests.accounting.data_dependent.exact_divergences import ROW, compute_divergences, compute_log_q, mp_theorem
+from tests.accounting.exact_divergences import ROW, compute_divergences, compute_log_q, mp_theorem
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def simulated(queries: int, classes: int = 10, teachers: int = 250, seed: int = 
 
 def theorem_rows(model, rows_UC, orders_A):
     """Forward Renyi cost of one query with each of these vote rows, [U, A], by the parts that ``compute_rdp`` sums."""
-    return sum(curve(log_q_U) for log_q_U, curve in theorems._make_price_terms(model, rows_UC, orders_A))
+    return sum(curve(log_q_U) for log_q_U, curve in data_dependent._make_price_terms(model, rows_UC, orders_A))
 
 
 @functools.cache
@@ -105,28 +104,30 @@ LNMAX_CURVE = {2: 4.3006433690e-5, 10: 5.4651568595e-5, 20: 8.2629960760e-5, 50:
 )
 def test_published_values(model, row, log_q, curve):
     assert compute_log_q(model, row) == pytest.approx(log_q, rel=1e-12)
-    assert theorems.compute_rdp(model, [row], list(curve)) == pytest.approx(list(curve.values()), rel=1e-9)
+    assert data_dependent.compute_rdp(model, [row], list(curve)) == pytest.approx(list(curve.values()), rel=1e-9)
 
 
 def test_threshold_published_values():
     from scipy.special import log_ndtr
 
     assert log_ndtr((240 - 200) / 150) == pytest.approx(-0.502300252345562, rel=1e-12)
-    log_q = theorems.compute_threshold_log_q(np.array([240]), 200, 150)
+    log_q = data_dependent.compute_threshold_log_q(np.array([240]), 200, 150)
     assert math.log1p(-math.exp(log_q[0])) == pytest.approx(-0.502300252345562, rel=1e-12)
     orders = np.array([2.0, 10, 20, 50])
-    assert theorems.compute_gnmax_curve(log_q, math.sqrt(2) * 150, orders)[0] == pytest.approx(orders / (2 * 150**2))
+    assert data_dependent.compute_gnmax_curve(log_q, math.sqrt(2) * 150, orders)[0] == pytest.approx(
+        orders / (2 * 150**2)
+    )
 
 
 def test_epsilon_of_many_equal_queries():
     orders = np.arange(2, 200)
-    curve = theorems.compute_rdp(SIGMA_40, [SOME] * 286, orders)
+    curve = data_dependent.compute_rdp(SIGMA_40, [SOME] * 286, orders)
     assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
 
 
 def test_epsilon_of_votes():
     """The grid of orders lies at most 0.2 % above the best order; with whole orders epsilon is 0.337369."""
-    epsilon = theorems.compute_data_dependent_epsilon(np.array([SOME] * 286), SIGMA_40, delta=1e-5)
+    epsilon = data_dependent.compute_data_dependent_epsilon(np.array([SOME] * 286), SIGMA_40, delta=1e-5)
     assert 0.999 * 0.337369 < epsilon < 0.337369
     rows = [SOME] * 100 + [[130, 120] + 8 * [0]] * 50
     by_hand = min(
@@ -136,7 +137,7 @@ def test_epsilon_of_votes():
         - math.log(1e-5 * a) / (a - 1)
         for a in np.arange(2, 20, 0.01)
     )
-    epsilon = theorems.compute_data_dependent_epsilon(rows, SIGMA_40, delta=1e-5)
+    epsilon = data_dependent.compute_data_dependent_epsilon(rows, SIGMA_40, delta=1e-5)
     assert by_hand * (1 - 1e-4) <= epsilon <= by_hand * 1.002
 
 
@@ -154,27 +155,27 @@ def test_epsilon_of_votes():
 )
 def test_prices_without_a_theorem_are_refused(price):
     with pytest.raises(ValueError, match="has no data-dependent cost"):
-        theorems.compute_data_dependent_epsilon([SOME], price, delta=1e-5)
+        data_dependent.compute_data_dependent_epsilon([SOME], price, delta=1e-5)
 
 
 @pytest.mark.parametrize("sigma", [0.7, 5, 40])
 def test_gnmax_against_mpmath_row_by_row(sigma):
     votes = np.concatenate([simulated(25), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
-    fast = theorem_rows(GaussianNoisyMaxPrice(sigma=sigma), theorems.group_votes(votes).rows_UC, ORDERS)
-    loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in theorems.group_votes(votes).rows_UC]
+    fast = theorem_rows(GaussianNoisyMaxPrice(sigma=sigma), data_dependent.group_votes(votes).rows_UC, ORDERS)
+    loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in data_dependent.group_votes(votes).rows_UC]
     assert fast == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
 
 def test_a_release_is_the_sum_over_its_queries():
     votes = np.concatenate([simulated(300), [ROW, ROW, ROW]])
     model = GaussianNoisyMaxPrice(sigma=40)
-    one_by_one = sum(theorems.compute_rdp(model, row[None], ORDERS) for row in votes)
-    assert theorems.compute_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
+    one_by_one = sum(data_dependent.compute_rdp(model, row[None], ORDERS) for row in votes)
+    assert data_dependent.compute_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1, 60])
 def test_lnmax_against_mpmath_row_by_row(scale):
-    rows = theorems.group_votes(simulated(80)).rows_UC
+    rows = data_dependent.group_votes(simulated(80)).rows_UC
     cap = 2 * rdp.compute_laplace_curve(1 / scale, ORDERS)
     fast = theorem_rows(LaplaceNoisyMaxPrice(scale=scale), rows, ORDERS)
     loop = [[mp_pure(mp_lnmax_q(row, scale), 2 / scale, a) for a in ORDERS] for row in rows]
@@ -184,7 +185,7 @@ def test_lnmax_against_mpmath_row_by_row(scale):
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 1])
 def test_exponential_against_mpmath_row_by_row(rate):
-    rows = theorems.group_votes(simulated(60)).rows_UC
+    rows = data_dependent.group_votes(simulated(60)).rows_UC
     cap = rdp.compute_bounded_range_curve(2 * rate, ORDERS)
     fast = theorem_rows(ExponentialPrice(rate=rate), rows, ORDERS)
     loop = []
@@ -199,7 +200,7 @@ def test_exponential_against_mpmath_row_by_row(rate):
 def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
     model = ConfidentPrice(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
     votes = np.concatenate([simulated(30), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
-    rows = theorems.group_votes(votes).rows_UC
+    rows = data_dependent.group_votes(votes).rows_UC
     loop = [[mp_threshold(int(r[0]), threshold, screen_sigma, a) + mp_gnmax(r, 40, a) for a in ORDERS] for r in rows]
     assert theorem_rows(model, rows, ORDERS) == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
@@ -207,7 +208,7 @@ def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold,
 def test_validity_threshold_is_monotone_and_as_printed():
     for sigma in (0.3, 1.0, 7.0, 40.0, 300.0):
         log_q = -np.geomspace(1e-4, 200, 400)
-        fast = theorems.is_gnmax_bound_valid(log_q, sigma)
+        fast = data_dependent.is_gnmax_bound_valid(log_q, sigma)
         assert (np.diff(fast.astype(int)) >= 0).all()
         for value, inside in zip(log_q[::7], fast[::7], strict=True):
             q, s = mpmath.exp(value), mpmath.mpf(sigma)
@@ -227,14 +228,14 @@ def test_the_popular_region_of_theorem_3_is_wrong():
     base = (1 - q) / (1 - math.exp(epsilon) * q)
     formula = math.log((1 - q) * base ** (order - 1) + q * math.exp(epsilon * (order - 1))) / (order - 1)
     assert formula < true
-    price = theorems.compute_pate2017_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
+    price = data_dependent.compute_pate2017_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
     assert price == epsilon > true
 
 
 @pytest.mark.parametrize(("teachers", "classes"), [(3, 3), (250, 10), (5000, 100), (40, 2)])
 def test_grouping_is_unique_over_sorted_rows(teachers, classes):
     votes = simulated(300, classes, teachers, seed=1)
-    grouped = theorems.group_votes(votes)
+    grouped = data_dependent.group_votes(votes)
     rows, counts = np.unique(np.sort(votes, 1)[:, ::-1], axis=0, return_counts=True)
     assert sorted(map(tuple, grouped.rows_UC)) == sorted(map(tuple, rows))
     assert (grouped.rows_UC[grouped.inverse_Q] == np.sort(votes, 1)[:, ::-1]).all()
@@ -247,7 +248,7 @@ def test_prices_do_not_depend_on_the_order_of_classes_or_on_the_dtype():
     votes = simulated(50)
     shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)
     for model in (GaussianNoisyMaxPrice(sigma=40), LaplaceNoisyMaxPrice(scale=20), ExponentialPrice(rate=0.1)):
-        one, two = (theorems.compute_rdp(model, v, ORDERS) for v in (votes, shuffled))
+        one, two = (data_dependent.compute_rdp(model, v, ORDERS) for v in (votes, shuffled))
         assert one == pytest.approx(two, rel=1e-13)
 
 
@@ -259,17 +260,17 @@ NO_COUNTS = [np.array(row) for row in ([[1.0, 2.0]], [[np.nan, 2.0]], [[True, Fa
 )
 def test_malformed_votes_are_refused(votes):
     with pytest.raises(ValueError, match="votes"):
-        theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=40), votes, [2.0])
+        data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=40), votes, [2.0])
 
 
 @pytest.mark.parametrize("orders", [[], [1], [1.0, 2.0], [0.5], [math.nan], [math.inf], [[2.0]], None, [True]])
 def test_malformed_orders_are_refused(orders):
     with pytest.raises(ValueError, match="order"):
-        theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], orders)
+        data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], orders)
 
 
 def test_integer_orders_do_not_overflow():
-    curve = theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], list(range(2, 4000)))
+    curve = data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], list(range(2, 4000)))
     assert (curve > 0).all() and (np.diff(curve) >= 0).all()
 
 
@@ -298,4 +299,4 @@ def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(mo
 
 def test_the_two_sided_divergence_can_pass_the_theorem():
     _, two_sided = compute_divergences(GaussianNoisyMaxPrice(sigma=3.0), (20, 0, 0), ORDERS)
-    assert (two_sided > 1.01 * theorems.compute_rdp(GaussianNoisyMaxPrice(sigma=3.0), [[20, 0, 0]], ORDERS)).any()
+    assert (two_sided > 1.01 * data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=3.0), [[20, 0, 0]], ORDERS)).any()

@@ -2,7 +2,7 @@
 
 The theorems bound only the *forward* divergence D_a(M(D) || M(D')), where D is the present data set. The reverse
 divergence can be larger. Every cost in this module is a function of private votes, so only the owner of the data may
-see the cost (``private_price.py`` publishes a noisy cost). Costs add up only for queries that do not depend on
+see the cost. Costs add up only for queries that do not depend on
 earlier answers.
 
 Every curve is computed as ln(1 + H)/(a-1) with H >= 0, so that costs down to 1e-300 keep full relative precision.
@@ -127,7 +127,7 @@ def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
 def compute_data_dependent_epsilon(votes: ArrayLike, price: Price, *, delta: float) -> float:
     """PRIVATE. Compute the forward epsilon of Q answers to these votes, by Renyi divergences at the best order.
 
-    The value depends on private votes and must not be published as it is: ``private_price`` adds noise.
+    The value depends on private votes and must not be published as it is.
     The queries must not depend on earlier answers. With much noise, ``compute_epsilon`` may be smaller.
 
     Args:
