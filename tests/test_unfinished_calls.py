@@ -101,8 +101,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("method", ["gradients", "teachers"])
+@pytest.mark.parametrize(
+    ("method", "place"), [*(("gradients", place) for place in PLACES), ("teachers", "after the test")]
+)
 def test_a_fit_that_was_interrupted_around_its_test_is_finished_by_the_same_fit(
     method, place, fit, tmp_path, monkeypatch
 ):
