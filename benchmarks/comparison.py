@@ -205,23 +205,11 @@ def compute_figures(proba_TC: np.ndarray, truth_T: np.ndarray) -> dict[str, floa
 
 
 def report(rows: pd.DataFrame, folder: Path) -> None:
-    """Write comparison.csv (means and standard errors over splits) and the plots, and print the goals."""
+    """Write comparison.csv (means and standard errors over splits) and the plots. ``format_tables`` has the goals."""
     keys = ["data", "method", "epsilon"]
     table = rows.groupby(keys)[list(FIGURES)].agg(["mean", "sem"]).round(4)
     table.columns = [f"{name}{' se' * (kind == 'sem')}" for name, kind in table.columns]
     table.reset_index().to_csv(folder / "comparison.csv", index=False)
-    private = rows[rows.epsilon > 0]
-    print("means over the tables that a method has finished:")
-    print(private.groupby(["epsilon", "method"])[list(FIGURES)].mean().round(4).to_string())
-    print(rows[rows.epsilon == 0].groupby("method")[list(FIGURES)].mean().round(4).to_string())
-    wide = private.set_index(["data", "epsilon", "split", "method"])[["accuracy", "AUC"]].unstack("method")
-    for figure, limit in (("accuracy", 0.01), ("AUC", 0.02)):
-        gap = (wide[figure]["default"] - wide[figure]["baseline"]).groupby(["data", "epsilon"]).agg(["mean", "sem"])
-        over = gap.groupby("epsilon")["mean"]
-        print(f"{figure}: default - baseline, mean and standard error over tables")
-        print(pd.DataFrame({"mean": over.mean(), "se": over.sem()}).round(4).to_string())
-        print(f"{figure}: cells more than {limit} behind by more than two standard errors:")
-        print(gap[(gap["mean"] < -limit) & (gap["mean"].abs() > 2 * gap["sem"])].round(4).to_string())
     for figure in ("accuracy", "AUC"):
         plot(rows, figure, folder / f"comparison_{figure.lower()}.png")
 
