@@ -10,7 +10,6 @@ mechanism as a run calls it. The floor of counting is reading all predictions on
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from benchmarks import measuring
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.noise import DryRunNoise
@@ -30,20 +30,17 @@ from pate_torch.teachers.voting import count_votes
 
 
 def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    return measuring.measure_seconds(work, time.perf_counter)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--queries", type=int, default=1_000_000)
     parser.add_argument("--teachers", type=int, default=250)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sample", type=int, default=20_000, help="queries the loop is timed on")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     shape = (args.teachers, args.queries)
@@ -88,7 +85,7 @@ def main() -> None:
         for _ in range(args.repeats):
             slow.append(seconds(loop) * scale)
             fast.append(seconds(ours))
-        ratio = statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+        ratio = measuring.compute_speedup(slow, fast)
         row = {"task": name, "loop_s": statistics.median(slow), "ours_s": statistics.median(fast), "speedup": ratio}
         table.append(row)
         if not args.json:

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +22,7 @@ import numpy as np
 import pandas
 import torch
 
+from benchmarks import measuring
 from pate_torch import PATEClassifier
 from pate_torch.data.tabular import Csv, Embeddings
 
@@ -99,11 +97,8 @@ def measure(case: str, small: Path, large: Path) -> dict[str, float]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     CASES[case][2](small)
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    CASES[case][2](large)
-    seconds = time.process_time() - began
-    return {"seconds": seconds, "bytes": unit * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak)}
+    peak, seconds = measuring.get_peak_bytes(), measuring.measure_seconds(lambda: CASES[case][2](large))
+    return {"seconds": seconds, "bytes": measuring.get_peak_bytes() - peak}
 
 
 def main() -> None:
@@ -127,14 +122,13 @@ def main() -> None:
                 files = [Path(folder) / f"{size}{suffix}" for size in (WARM_UP, rows)]
                 for file, size in zip(files, (WARM_UP, rows), strict=True):  # a child starts with its parent's peak
                     subprocess.run([sys.executable, __file__, "--make", case, str(file), str(size)], check=True)
-                command = [sys.executable, __file__, "--one", case, *map(str, files)]
-                done = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+                done = measuring.run_script(__file__, "--one", case, *files)
             text = f"{case:24}{rows:9,} rows {done['seconds']:7.2f} s {1e6 * done['seconds'] / rows:8.1f} us a row"
             text += f" {done['bytes'] / rows:8.0f} B a row"
             if case.startswith("vectors"):
                 text += f", {done['bytes'] / rows / WIDTH / 4:.2f} times the data"
             if earlier:
-                text += f", exponent {math.log(done['seconds'] / earlier[1]) / math.log(rows / earlier[0]):.2f}"
+                text += f", exponent {measuring.compute_exponent(earlier, (rows, done['seconds'])):.2f}"
             print(text, flush=True)
             earlier = rows, done["seconds"]
 

@@ -18,11 +18,8 @@ method has the same public points. Epsilon is at delta 1e-5 (add_remove, unit re
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
-import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -37,7 +34,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from benchmarks import tables
+from benchmarks import measuring, other_methods, tables
 from pate_torch import PATEClassifier
 from pate_torch.accounting import gdp
 from pate_torch.api.inputs import PointTransform
@@ -144,52 +141,7 @@ def run_baseline(parts: Split, epsilon: float) -> np.ndarray:
 
 
 def run_ebm(parts: Split, epsilon: float) -> np.ndarray:
-    """DP-EBM on the scaled columns with public ranges: the first class against the rest, and so on."""
-    from interpret.privacy import DPExplainableBoostingClassifier
-
-    private, public, test = parts.columns
-    low, high = public.min(0), public.max(0)
-    high = np.where(high > low, high, low + 1)
-    bounds = {i: (float(a), float(b)) for i, (a, b) in enumerate(zip(low, high, strict=True))}
-    against = range(parts.num_classes) if parts.num_classes > 2 else [1]
-    share_TC = np.zeros((len(test), parts.num_classes))
-    for c in against:
-        budget = {"epsilon": epsilon / len(against), "delta": DELTA / len(against)}
-        model = DPExplainableBoostingClassifier(**budget, privacy_bounds=bounds, n_jobs=1, random_state=None)
-        model.fit(np.clip(private, low, high), (parts.y == c).astype(int))
-        proba = model.predict_proba(np.clip(test, low, high))
-        share_TC[:, c] = proba[:, list(model.classes_).index(1)] if 1 in model.classes_ else 0
-    if parts.num_classes == 2:
-        share_TC[:, 0] = 1 - share_TC[:, 1]
-    return share_TC / share_TC.sum(1, keepdims=True).clip(1e-12)
-
-
-def make_diffprivlib(python: str) -> Callable[[Split, float], np.ndarray]:
-    """Its logistic regression in another interpreter; the norm of the data is the public points' 95th percentile.
-
-    Version 0.6.5 divides the loss by the number of records but not the noise if scikit-learn is 1.4 or later: its
-    answers are then chance at any epsilon. Version 0.6.6 does not, and needs scikit-learn<1.6.
-    """
-    code = (
-        "import sys, numpy as np, warnings; warnings.simplefilter('ignore')\n"
-        "import diffprivlib; assert diffprivlib.__version__ >= '0.6.6', diffprivlib.__version__\n"
-        "from diffprivlib.models import LogisticRegression\n"
-        "d = np.load(sys.argv[1] + '/in.npz')\n"
-        "m = LogisticRegression(epsilon=float(d['epsilon']), data_norm=float(d['norm'])).fit(d['x'], d['y'])\n"
-        "p = np.zeros((len(d['test']), int(d['classes']))); p[:, m.classes_] = m.predict_proba(d['test'])\n"
-        "np.save(sys.argv[1] + '/out.npy', p)\n"
-    )
-
-    def run(parts: Split, epsilon: float) -> np.ndarray:
-        private, public, test = parts.columns
-        norm = np.quantile(np.linalg.norm(public, axis=1), 0.95)
-        with tempfile.TemporaryDirectory() as folder:
-            facts = {"x": private, "y": parts.y, "test": test, "classes": parts.num_classes}
-            np.savez(f"{folder}/in.npz", **facts, epsilon=epsilon, norm=norm)
-            subprocess.run([python, "-c", code, folder], check=True)
-            return np.load(f"{folder}/out.npy")
-
-    return run
+    return other_methods.run_ebm(parts.columns, parts.y, parts.num_classes, epsilon)
 
 
 def _without_privacy(model: Any, parts: Split) -> np.ndarray:
@@ -253,23 +205,11 @@ def compute_figures(proba_TC: np.ndarray, truth_T: np.ndarray) -> dict[str, floa
 
 
 def report(rows: pd.DataFrame, folder: Path) -> None:
-    """Write comparison.csv (means and standard errors over splits) and the plots, and print the goals."""
+    """Write comparison.csv (means and standard errors over splits) and the plots. ``format_tables`` has the goals."""
     keys = ["data", "method", "epsilon"]
     table = rows.groupby(keys)[list(FIGURES)].agg(["mean", "sem"]).round(4)
     table.columns = [f"{name}{' se' * (kind == 'sem')}" for name, kind in table.columns]
     table.reset_index().to_csv(folder / "comparison.csv", index=False)
-    private = rows[rows.epsilon > 0]
-    print("means over the tables that a method has finished:")
-    print(private.groupby(["epsilon", "method"])[list(FIGURES)].mean().round(4).to_string())
-    print(rows[rows.epsilon == 0].groupby("method")[list(FIGURES)].mean().round(4).to_string())
-    wide = private.set_index(["data", "epsilon", "split", "method"])[["accuracy", "AUC"]].unstack("method")
-    for figure, limit in (("accuracy", 0.01), ("AUC", 0.02)):
-        gap = (wide[figure]["default"] - wide[figure]["baseline"]).groupby(["data", "epsilon"]).agg(["mean", "sem"])
-        over = gap.groupby("epsilon")["mean"]
-        print(f"{figure}: default - baseline, mean and standard error over tables")
-        print(pd.DataFrame({"mean": over.mean(), "se": over.sem()}).round(4).to_string())
-        print(f"{figure}: cells more than {limit} behind by more than two standard errors:")
-        print(gap[(gap["mean"] < -limit) & (gap["mean"].abs() > 2 * gap["sem"])].round(4).to_string())
     for figure in ("accuracy", "AUC"):
         plot(rows, figure, folder / f"comparison_{figure.lower()}.png")
 
@@ -380,9 +320,7 @@ def _format_mean(values: np.ndarray, digits: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
-    parser.add_argument("--rows", type=Path, required=True)
+    parser = measuring.make_parser(__doc__, "data", "rows")
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--methods", nargs="+", default=[name for name in METHODS if name != "DP-EBM"])
     parser.add_argument("--splits", type=int, default=5)
@@ -391,28 +329,25 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the figures as Markdown")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    lines = args.rows.read_text().splitlines() if args.rows.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = measuring.Rows(args.rows)
     if args.table:
-        return print(format_tables(pd.DataFrame(rows)))
+        return print(format_tables(pd.DataFrame(rows.read())))
     if args.report:
-        return report(pd.DataFrame(rows), args.report)
-    methods = METHODS | ({"diffprivlib": make_diffprivlib(args.diffprivlib)} if args.diffprivlib else {})
-    done = {(row["data"], row["method"], row["epsilon"], row["split"]) for row in rows}
+        return report(pd.DataFrame(rows.read()), args.report)
+    methods = dict(METHODS)
+    if args.diffprivlib:
+        run = other_methods.make_diffprivlib(args.diffprivlib)
+        methods["diffprivlib"] = lambda parts, epsilon: run(parts.columns, parts.y, parts.num_classes, epsilon)
     for seed in range(args.splits):
         for name in args.sets:
             parts = split(*load(name, args.data), seed)
             for method in args.methods:
                 for epsilon in [0.0] if method in FREE else EPSILONS:
-                    if (name, method, epsilon, seed) in done:
-                        continue
-                    began = sum(os.times()[:4])
-                    figures = compute_figures(methods[method](parts, epsilon), parts.truth)
-                    row = {"data": name, "method": method, "epsilon": epsilon, "split": seed, **figures}
-                    row["seconds"] = sum(os.times()[:4]) - began
-                    row = {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
-                    with args.rows.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                    key = {"data": name, "method": method, "epsilon": epsilon, "split": seed}
+                    if not rows.find(key):
+                        began = sum(os.times()[:4])
+                        figures = compute_figures(methods[method](parts, epsilon), parts.truth)
+                        rows.add(key, **figures, seconds=sum(os.times()[:4]) - began)
 
 
 if __name__ == "__main__":

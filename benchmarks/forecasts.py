@@ -9,20 +9,21 @@ the command line.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks import measuring
 from benchmarks.tables import load
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.planning.pilot import MAX_PILOT_STEPS, PilotConfig, simulate_release
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import ReplaceOne
-from pate_torch.privacy.records import DataSpec, MechanismContext, PrivateRecords
+from pate_torch.privacy.records import MechanismContext, PrivateRecords
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
@@ -41,14 +42,8 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
     asked = min(MOST_QUESTIONS, len(y) * 3 // 10)
     mean, std = x[:asked].mean(0), x[:asked].std(0)
     classes = int(y.max()) + 1
-    spec = DataSpec(
-        name=name,
-        num_classes=classes,
-        input_shape=x.shape[1:],
-        class_names=tuple(map(str, range(classes))),
-        mean=tuple(mean),
-        std=tuple(np.where(std > 0, std, 1.0)),
-    )
+    scale = {"mean": tuple(mean), "std": tuple(np.where(std > 0, std, 1.0))}
+    spec = replace(measuring.make_spec(x.shape[1:], classes, name=name), **scale)
     points, label = torch.tensor(x, dtype=torch.float32), torch.tensor(y.astype(np.int64))
     private = PrivateRecords.from_rows(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
     for shard in (20, 100) if len(y) > 3500 else (15, 50):
@@ -59,7 +54,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--network", default="logistic")

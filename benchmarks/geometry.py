@@ -16,28 +16,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks import measuring
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 BESIDE = 20_000
-
-
-def seconds(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
 
 
 def one(points: int, questions: int) -> dict[str, float]:
@@ -45,25 +35,20 @@ def one(points: int, questions: int) -> dict[str, float]:
     import torch
 
     from pate_torch.features.neighbors import build_neighbor_graph
-    from pate_torch.privacy.records import DataSpec
     from pate_torch.queries.base import QueryState
     from pate_torch.queries.clusters import Medoids, Prototypes
 
     x_PD, none = features(points), torch.zeros(0, dtype=torch.int64)
-    spec = DataSpec(
-        name="points", num_classes=2, input_shape=(64,), class_names=("a", "b"), mean=(0.0,) * 64, std=(1.0,) * 64
-    )
+    spec = measuring.make_spec((64,), 2)
     state = QueryState(spec, x_PD, none, none, questions, 1, 0, feature_PD=x_PD)
     Medoids().select(QueryState(spec, x_PD[:500], none, none, 5, 1, 0, feature_PD=x_PD[:500]))  # imports, threads
-    unit = 1 if sys.platform == "darwin" else 1024
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = measuring.get_peak_bytes()
     found = {
-        "graph": seconds(lambda: build_neighbor_graph(x_PD, 6)),
-        "medoids": seconds(lambda: Medoids().select(state)),
-        "prototypes": seconds(lambda: Prototypes().select(state)),
+        "graph": measuring.measure_seconds(lambda: build_neighbor_graph(x_PD, 6)),
+        "medoids": measuring.measure_seconds(lambda: Medoids().select(state)),
+        "prototypes": measuring.measure_seconds(lambda: Prototypes().select(state)),
     }
-    found["mib"] = unit * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
-    return found
+    return found | {"mib": (measuring.get_peak_bytes() - before) / 2**20}
 
 
 def label(points: int, questions: int, curved: bool) -> None:
@@ -72,29 +57,22 @@ def label(points: int, questions: int, curved: bool) -> None:
 
     from pate_torch.core.progress import Stages
     from pate_torch.features.neighbors import NeighborSearch, compute_coordinates
-    from pate_torch.privacy.records import DataSpec
     from pate_torch.queries.base import QueryState
     from pate_torch.queries.clusters import MAX_PROTOTYPE_POINTS, Medoids, Prototypes
     from pate_torch.students.base import StudentTask
     from pate_torch.students.semi_supervised import LabelSpreading
 
-    x_PD, none, names = features(points + 2000, curved), torch.zeros(0, dtype=torch.int64), tuple("abcdefghij")
+    x_PD, none = features(points + 2000, curved), torch.zeros(0, dtype=torch.int64)
     x_PD, other_x = x_PD[:points], x_PD[points:]
-    class_P, spec = (
-        torch.arange(points + 2000) % 30 % 10,
-        DataSpec(
-            name="points", num_classes=10, input_shape=(64,), class_names=names, mean=(0.0,) * 64, std=(1.0,) * 64
-        ),
-    )
+    class_P, spec = torch.arange(points + 2000) % 30 % 10, measuring.make_spec((64,), 10)
     search, strategy = NeighborSearch(Stages()), Prototypes() if points <= MAX_PROTOTYPE_POINTS else Medoids()
     state = QueryState(spec, x_PD, none, none, questions, 1, 0, search=search)
     found, total = {}, 0.0
 
     def fit():
         query_Q = found[strategy.name].cpu()
-        return LabelSpreading().fit(
-            StudentTask(spec, x_PD, query_Q, class_P[query_Q], search=search), 0, torch.device("cpu")
-        )
+        task = StudentTask(spec, x_PD, query_Q, class_P[query_Q], search=search)
+        return LabelSpreading().fit(task, 0, torch.device("cpu"))
 
     def predict():
         return float((found["student"].predict(other_x) == class_P[points:]).double().mean())
@@ -110,7 +88,7 @@ def label(points: int, questions: int, curved: bool) -> None:
         found[name] = work()
         spent = time.process_time() - began
         total += spent
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        peak = measuring.get_peak_bytes() / 2**20
         print(f"{points:,} points  {name} {spent:.1f} s, peak {peak:.0f} MiB", flush=True)
     print(f"{points:,} points  total {total:.1f} s, accuracy {found['2,000 predictions']:.3f}, recall {search.recalls}")
 
@@ -143,45 +121,40 @@ def beside(repeats: int) -> dict[str, float]:
     search = NearestNeighbors(n_neighbors=10, algorithm="brute").fit(x_PD.numpy())
     build_neighbor_graph(x_PD[:500])
     with threadpool_limits(1):
-        pairs = [(seconds(lambda: build_neighbor_graph(x_PD)), seconds(search.kneighbors)) for _ in range(repeats)]
+        works = (lambda: build_neighbor_graph(x_PD), search.kneighbors)
+        pairs = [[measuring.measure_seconds(work) for work in works] for _ in range(repeats)]
     ours, library = zip(*pairs, strict=True)
-    ratio = statistics.median(b / a for a, b in pairs)
+    ratio = measuring.compute_speedup(library, ours)
     return {"ours": statistics.median(ours), "scikit_learn": statistics.median(library), "ratio": ratio}
 
 
-def run(*arguments: str) -> dict[str, float]:
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
-    command = [sys.executable, __file__, "--here", *arguments]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--points", type=int, nargs="*", default=[10_000, 30_000, 100_000])
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--label", type=int, help="label so many points, stage by stage")
     parser.add_argument("--curved", action="store_true")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.label:
-        label(args.label, args.questions, args.curved)
+        label(args.label, args.queries, args.curved)
         return
     if args.here:
-        print(json.dumps(one(args.points[0], args.questions) if args.points else beside(args.repeats)))
+        print(json.dumps(one(args.points[0], args.queries) if args.points else beside(args.repeats)))
         return
     rows = []
     for points in args.points:
-        rows.append({"points": points, **run("--points", str(points), "--queries", str(args.questions))})
+        found = measuring.run_script(__file__, "--here", "--points", points, "--queries", args.queries)
+        rows.append({"points": points, **found})
         if not args.json:
             print("  ".join(f"{name} {value:.2f}" for name, value in rows[-1].items()), flush=True)
     exponents = {
-        name: math.log(rows[-1][name] / rows[0][name]) / math.log(rows[-1]["points"] / rows[0]["points"])
+        name: measuring.compute_exponent(*((row["points"], row[name]) for row in (rows[0], rows[-1])))
         for name in ("graph", "medoids", "prototypes")
         if len(rows) > 1
     }
-    graph = run("--points", "--repeats", str(args.repeats))
+    graph = measuring.run_script(__file__, "--here", "--points", "--repeats", args.repeats)
     if args.json:
         json.dump({"load": os.getloadavg()[0], "rows": rows, "exponents": exponents, "beside": graph}, sys.stdout)
         return

@@ -9,7 +9,6 @@ nothing, so this runs anywhere. What the allocator leaves between blocks is not 
 
 from __future__ import annotations
 
-import argparse
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -18,18 +17,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks import measuring
 from pate_torch import networks
-from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers import ensemble, stacked, training
 from pate_torch.teachers.recipe import TeacherRecipe
 
-NETWORKS: dict[str, dict[str, Any]] = {
-    "logistic": {},
-    "mlp": {},
-    "lean_cnn": {},
-    "convnet": {},
-    "resnet": {},
-}
+NETWORKS = ("logistic", "mlp", "lean_cnn", "convnet", "resnet")
 PIXELS = {28: 1, 32: 3, 64: 3, 224: 3}
 """Width of the images, and their channels."""
 
@@ -58,13 +51,11 @@ class Peak(TorchDispatchMode):
         self.now -= self.alive.pop(storage, 0)
 
 
-def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[str]:
-    teachers, points = 4, 16
-    shape, names = (PIXELS[size], size, size), tuple("0123456789")
-    half = (0.5,) * PIXELS[size]
-    spec = DataSpec(name="images", num_classes=10, input_shape=shape, class_names=names, mean=half, std=half)
-    recipe = TeacherRecipe(network=network, options=options, batch_size=batch)
-    module = networks.build(network, shape, 10, **options)
+def row(network: str, size: int, batch: int) -> list[str]:
+    teachers, points, shape = 4, 16, (PIXELS[size], size, size)
+    spec = measuring.make_spec(shape, 10, mean=0.5, std=0.5)
+    recipe = TeacherRecipe(network=network, batch_size=batch)
+    module = networks.build(network, shape, 10)
     params = {name: torch.empty(teachers, *p.shape, device="meta") for name, p in module.named_parameters()}
     with torch.no_grad(), Peak(params) as asked:
         stacked.forward(module, params, torch.empty(points, 1, *shape, device="meta"))
@@ -89,16 +80,16 @@ def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=32)
     chosen = parser.parse_args()
     stacked.MATMUL_DEVICES.add("meta")
     print("| network | points | training, MiB a teacher | teachers of a launch | GiB of a launch "
           "| querying, MiB a teacher and point | teachers x points | GiB |")  # fmt: skip
     print("|---" * 8 + "|")
-    for network, options in NETWORKS.items():
+    for network in NETWORKS:
         for size in PIXELS:
-            print("| " + " | ".join(row(network, options, size, chosen.batch)) + " |", flush=True)
+            print("| " + " | ".join(row(network, size, chosen.batch)) + " |", flush=True)
 
 
 if __name__ == "__main__":

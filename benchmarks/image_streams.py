@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ import torchvision
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks import measuring
 from pate_torch import PATEClassifier
 from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import Encoder
@@ -45,7 +44,7 @@ def write_folder(folder: Path, count: int, size: int, suffix: str) -> None:
 
 def measure(form: str, has_encoder: bool, folder: Path) -> dict[str, float]:
     """Fit once, and measure this process: its processor time, and its peak memory above that of the imports."""
-    imports, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    imports, begin = measuring.get_peak_bytes(), time.process_time()
     settings = dict.fromkeys(("teacher", "student"), LogisticRegression(max_iter=5)) | SETTINGS
     if has_encoder:
         settings = {"encoder": Encoder(network="torchvision:squeezenet1_1", weights=str(folder / "net.pth"), size=64)}
@@ -59,16 +58,14 @@ def measure(form: str, has_encoder: bool, folder: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as home:
         clf = PATEClassifier(8.0, account="images", classes=classes, home=home, verbose=False, **settings)
         clf.fit(x, y, public=public)
-    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imports
-    return {"processor_seconds": round(time.process_time() - begin, 1), "peak_mib": round(more / 1024)}
+    more = measuring.get_peak_bytes() - imports
+    return {"processor_seconds": round(time.process_time() - begin, 1), "peak_mib": round(more / 2**20)}
 
 
 def measure_threads(folder: Path, threads: int) -> float:
     """Measure the wall time of reading a folder by so many threads."""
     torch.set_num_threads(threads)  # the number of threads that PointStream starts
-    begin = time.perf_counter()
-    PointStream("x", folder, size=64).load()
-    return round(time.perf_counter() - begin, 2)
+    return round(measuring.measure_seconds(PointStream("x", folder, size=64).load, time.perf_counter), 2)
 
 
 def main() -> None:
@@ -82,8 +79,7 @@ def main() -> None:
             write_folder(Path(place) / part, count, 64, "png")
         torch.save(torchvision.models.squeezenet1_1().state_dict(), Path(place) / "net.pth")
         for features, form in itertools.product(("none", "encoder"), ("floats", "folder", "dataset")):
-            command = [sys.executable, __file__, form, features, place]
-            result = json.loads(subprocess.check_output(command, text=True))
+            result = measuring.run_script(__file__, form, features, place)
             rows.append({"case": form, "features": features, **result})
         write_folder(Path(place) / "photographs", 2000, 512, "jpg")
         for threads in (1, 2, 1, 2, 1, 2):

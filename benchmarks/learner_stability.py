@@ -8,18 +8,15 @@ they have not seen. What Theorem 5.14 asks for is beside it: bins of 16 alpha sq
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
+from benchmarks import measuring
 from benchmarks.sparse_vector import load
 from benchmarks.theory.stability import by_teachers, on_average_stability
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.recipe import TeacherRecipe
 
 LEARNERS = {
@@ -31,28 +28,18 @@ POINTS = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
+    parser = measuring.make_parser(__doc__, "data", "json")
     parser.add_argument("--sets", nargs="+", default=list(LEARNERS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[10, 30, 100, 300, 1000])
     parser.add_argument("--pairs", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for name in args.sets:
         images = name == "digits"
         x, y = load_digits(return_X_y=True) if images else load(name, args.data)
         x = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8) if images else x.astype(np.float32)
         points, pool = np.split(make_numpy_generator(args.seed, "learner stability").permutation(len(y)), [POINTS])
-        classes, channels = int(y.max()) + 1, x.shape[1]
-        spec = DataSpec(
-            name=name,
-            num_classes=classes,
-            input_shape=x.shape[1:],
-            class_names=tuple(map(str, range(classes))),
-            mean=(0.5,) * channels,
-            std=(0.5,) * channels,
-        )
+        spec = measuring.make_spec(x.shape[1:], int(y.max()) + 1, mean=0.5, std=0.5)
         for network in LEARNERS[name]:
             recipe = TeacherRecipe(
                 network=network,

@@ -7,9 +7,7 @@ Reads $PATE_DATA/libsvm/a9a.svm.gz. The figures come from votes: on data of your
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks import measuring
 from benchmarks.theory.margins import (
     disagreement_margin,
     expected_margin,
@@ -30,13 +29,11 @@ from pate_torch.privacy.sensitive import Votes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
+    parser = measuring.make_parser(__doc__, "data", "json")
     parser.add_argument("--out", type=Path, default=Path("outputs/margins"))
     parser.add_argument("--teachers", type=int, default=250)
     parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
     x, y = load_svmlight_file(str(args.data / "libsvm" / "a9a.svm.gz"), n_features=123)

@@ -10,41 +10,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
 import sys
 
-
-def peak() -> int:
-    """Peak resident bytes of this process and of the largest of its workers."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+from benchmarks import measuring
 
 
 def one(network: str, teachers: int, queries: int) -> dict[str, object]:
-    import numpy as np
     import torch
 
     from pate_torch.core.rng import make_torch_generator
-    from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
+    from pate_torch.privacy.records import Shards
     from pate_torch.teachers.recipe import TeacherRecipe
     from pate_torch.teachers.training import train
 
-    names = tuple("0123456789")
-    spec = DataSpec(name="random", num_classes=10, input_shape=(1, 28, 28), class_names=names, mean=(0.1,), std=(0.3,))
-    count = 12 * teachers
+    spec = measuring.make_spec((1, 28, 28), 10, mean=0.1, std=0.3)
+    private, shards = measuring.make_shards_of_images(teachers, 12)
     draw = make_torch_generator(0, "benchmark", "memory")
-    x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
-    index = torch.arange(count).view(teachers, 12)
-    private = PrivateRecords.from_rows(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     public = torch.randint(256, (queries, 1, 28, 28), dtype=torch.uint8, generator=draw)
-    recipe = TeacherRecipe(network=network, steps=3)
-    few = Shards(index[:8], index[:8] >= 0, "replace_one")
+    recipe, index = TeacherRecipe(network=network, steps=3), shards.index_KS[:8]
     torch.set_num_threads(1)
-    train(private, spec, few, recipe, seed=0)
-    before = peak()
-    ensemble = train(private, spec, Shards(index, index >= 0, "replace_one"), recipe, seed=0)
-    trained = peak()
+    train(private, spec, Shards(index, index >= 0, "replace_one"), recipe, seed=0)
+    before = measuring.get_peak_bytes()
+    ensemble = train(private, spec, shards, recipe, seed=0)
+    trained = measuring.get_peak_bytes()
     ensemble.count_votes(public)
     own = sum(p[0].numel() * p.element_size() for p in ensemble.params.values())
     return {
@@ -52,16 +40,15 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
         "teachers": teachers,
         "parameter_bytes": own,
         "training_bytes_per_teacher": round((trained - before) / teachers),
-        "voting_extra_mib": round((peak() - trained) / 2**20, 1),
+        "voting_extra_mib": round((measuring.get_peak_bytes() - trained) / 2**20, 1),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--networks", nargs="+", default=["logistic", "lean_cnn"])
     parser.add_argument("--teachers", type=int, nargs="+", default=[250, 1000, 5000])
     parser.add_argument("--queries", type=int, default=10_000, help="public points voted on")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("NETWORK", "TEACHERS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -70,8 +57,7 @@ def main() -> None:
     rows = []
     for network in args.networks:
         for teachers in args.teachers:
-            command = [sys.executable, __file__, f"--queries={args.queries}", "--one", network, str(teachers)]
-            rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            rows.append(measuring.run_script(__file__, f"--queries={args.queries}", "--one", network, teachers))
             if not args.json:
                 row = rows[-1]
                 print(

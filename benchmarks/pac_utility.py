@@ -8,7 +8,6 @@ labels clean or flipped with probability 0.1. The excess error of a hypothesis i
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import measuring
 from benchmarks.replications.query_algorithms import run_high_confidence
 from benchmarks.theory.agnostic import AgPrivClPlan, compute_two_thirds_teachers, run_ag_priv_cl, run_sub_samp
 from benchmarks.theory.classes import Listed
@@ -188,10 +188,9 @@ def agnostic(sizes: list[int]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore", BelowGuaranteeWarning)
     sizes = [1000, 2000, 4000] if args.quick else [1000, 2000, 4000, 8000, 16000]

@@ -9,7 +9,6 @@ call for one row; the time of a row is that above the start-up, and the exponent
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks import measuring
 from pate_torch import networks
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import TableSchema
@@ -65,7 +65,7 @@ def measure_command(*words: Path | str) -> tuple[float, float]:
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=streams)
     _, status, usage = os.wait4(child, 0)
     assert status == 0, command
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * measuring.BYTES_PER_RSS_UNIT / 2**20
 
 
 def measure_median(*words: Path | str) -> tuple[float, float]:
@@ -95,8 +95,7 @@ def main() -> None:
                 line = f"{suffix}, {num_rows} rows: {seconds:.1f} s, {1e6 * per_row:.1f} microseconds a row"
                 line += f", {1 / per_row:.0f} rows a second, {megabytes:.0f} MB"
                 if previous is not None:
-                    growth = math.log((seconds - start) / previous[1]) / math.log(num_rows / previous[0])
-                    line += f", exponent {growth:.2f}"
+                    line += f", exponent {measuring.compute_exponent(previous, (num_rows, seconds - start)):.2f}"
                 print(line, flush=True)
                 previous = num_rows, seconds - start
 

@@ -12,8 +12,6 @@ import argparse
 import contextlib
 import io
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import measuring
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.base import DatasetSource
@@ -83,22 +82,20 @@ def one(method: str, records: int, features: bool, home: Path) -> dict[str, obje
     began = time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
         run(config)
-    unit = 1 if sys.platform == "darwin" else 1024
     return {
         "method": method,
         "records": records,
         "features": features,
         "seconds": round(time.process_time() - began, 1),
-        "peak_gib": round(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30, 2),
+        "peak_gib": round(measuring.get_peak_bytes() / 2**30, 2),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--methods", nargs="+", default=["gradients", "reverse_knn"])
     parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--features", action="store_true")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "RECORDS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -108,14 +105,11 @@ def main() -> None:
     rows = []
     for method in args.methods:
         for records in args.records:
-            command = [sys.executable, __file__, *["--features"] * args.features, "--one", method, str(records)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            rows.append(json.loads(done.stdout))
+            row = measuring.run_script(__file__, *["--features"] * args.features, "--one", method, records)
+            rows.append(row)
             if not args.json:
-                row = rows[-1]
-                print(
-                    f"{method:12s} {records:9d} records {row['seconds']:7.1f} s {row['peak_gib']:6.2f} GiB", flush=True
-                )
+                figures = f"{row['seconds']:7.1f} s {row['peak_gib']:6.2f} GiB"
+                print(f"{method:12s} {records:9d} records {figures}", flush=True)
     if args.json:
         json.dump(rows, sys.stdout, indent=2)
 

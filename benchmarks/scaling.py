@@ -11,35 +11,25 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks import measuring
 
 
 def rank(teachers: int, steps: int, folder: Path) -> None:
-    import numpy as np
     import torch
 
     from pate_torch.core import ranks
     from pate_torch.core.executors import Workers
-    from pate_torch.core.rng import make_torch_generator
-    from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
     from pate_torch.teachers.recipe import TeacherRecipe
     from pate_torch.teachers.training import train
 
     torch.set_num_threads(1)
-    names = tuple("0123456789")
-    spec = DataSpec(name="random", num_classes=10, input_shape=(1, 28, 28), class_names=names, mean=(0.1,), std=(0.3,))
-    draw = make_torch_generator(0, "benchmark", "scaling")
-    count = 240 * teachers
-    x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
-    index = torch.arange(count).view(teachers, 240)
-    private = PrivateRecords.from_rows(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
-    shards = Shards(index, index >= 0, "replace_one")
+    spec = measuring.make_spec((1, 28, 28), 10, mean=0.1, std=0.3)
+    private, shards = measuring.make_shards_of_images(teachers, 240)
     options = {"seed": 0, "executor": Workers(workers=1, chunk=8), "folder": folder}
     train(private, spec, shards, TeacherRecipe(steps=2), **options)  # warm-up
     ranks.broadcast_object()  # waits for the slowest rank
@@ -50,21 +40,18 @@ def rank(teachers: int, steps: int, folder: Path) -> None:
 
 
 def run(ranks: int, teachers: int, steps: int) -> float:
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPOSITORY))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     with tempfile.TemporaryDirectory() as folder:
-        command = [*launcher, __file__, "--rank", folder, "--teachers", str(teachers), "--steps", str(steps)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+        words = ("--rank", folder, "--teachers", teachers, "--steps", steps)
+        return float(measuring.run_script(__file__, *words, launcher=launcher)["seconds"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--teachers", type=int, default=64)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
@@ -77,8 +64,7 @@ def main() -> None:
     one = args.ranks[0]
     rows = []
     for ranks in args.ranks:
-        pairs = zip(times[one], times[ranks], strict=True)
-        speedup = statistics.median(a / b for a, b in pairs)
+        speedup = measuring.compute_speedup(times[one], times[ranks])
         efficiency = speedup * one / ranks
         rows.append({"ranks": ranks, "seconds": statistics.median(times[ranks]), "efficiency": efficiency})
         if not args.json:

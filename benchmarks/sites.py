@@ -48,7 +48,8 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from benchmarks import fedavg, synthesis
+from benchmarks import fedavg, measuring, synthesis
+from benchmarks.measuring import Rows
 from benchmarks.same_encoder import data
 from pate_torch.accounting import gdp
 from pate_torch.api.released import ReleasedClassifier
@@ -393,22 +394,6 @@ def measure_masks(count: int) -> dict[str, float]:
     return {"milliseconds": 1000 * float(np.median(seconds))}
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Finished cells, one JSON line each."""
-
-    path: Path
-
-    def find(self, key: dict[str, Any]) -> list[dict[str, Any]]:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        return [row for row in map(json.loads, lines) if row.items() >= key.items()]
-
-    def add(self, key: dict[str, Any], **figures: Any) -> None:
-        figures = {name: round(value, 5) if isinstance(value, float) else value for name, value in figures.items()}
-        with self.path.open("a") as file:
-            file.write(json.dumps(key | figures) + "\n")
-
-
 def measure_set(name: str, seed: int, options: argparse.Namespace, rows: Rows) -> None:
     """Measure all methods on one split of a data set."""
     case, own = Case.load(name, seed, options), {"data": name, "seed": seed}
@@ -470,11 +455,9 @@ def print_tables(rows: pd.DataFrame) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
+    parser = measuring.make_parser(__doc__, "data", "rows")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--work", type=Path, help="folder for the folders of the sites")
-    parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
     parser.add_argument("--methods", nargs="+", default=METHODS)

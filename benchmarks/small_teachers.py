@@ -8,10 +8,7 @@ the test half; delta 1e-5, add_remove, unit record. Every line of ``--rows`` is 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import measuring
 from benchmarks.same_encoder import data, ours
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import feasibility
-from pate_torch.privacy.records import DataSpec, NoisyCounts
+from pate_torch.privacy.records import NoisyCounts
 from pate_torch.queries.base import QueryState, QueryStrategy, Random
 from pate_torch.queries.clusters import Medoids, Prototypes
 from pate_torch.students.base import StudentAlgorithm, StudentTask
@@ -67,15 +65,7 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
     """Every choice on one split, with one draw of the noise each."""
     mean, std = split.scale
     pool, test = (torch.from_numpy((part - mean) / std).float() for part in (split.public, split.test))
-    width = pool.shape[1]
-    spec = DataSpec(
-        name="same",
-        num_classes=split.classes,
-        input_shape=(width,),
-        class_names=tuple(map(str, range(split.classes))),
-        mean=(0.0,) * width,
-        std=(1.0,) * width,
-    )
+    spec = measuring.make_spec(pool.shape[1:], split.classes)
     asked: dict[tuple[str, int], torch.Tensor] = {}
     for records in RECORDS:
         num_teachers = max(2, split.about // records)
@@ -110,21 +100,18 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "data", "fashion", "rows")
     parser.add_argument("names", nargs="+", choices=[name for name, source in data.SOURCES.items()
                                                      if source.stand_in is None])  # fmt: skip
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
-    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--splits", type=int, default=1)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    file = measuring.Rows(args.rows)
     for name, seed in itertools.product(args.names, range(args.splits)):
         for row in rows(data.task(name, args.data, args.fashion, args.cache).split(seed)):
-            with args.rows.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-    found = [json.loads(line) for line in args.rows.read_text().splitlines()]
+            file.add(row)
+    found = file.read()
     for epsilon, records, query in itertools.product(EPSILONS, RECORDS, QUERIES):
         line = f"epsilon {epsilon:<4g} {records:3} records a teacher, {query:10}"
         mine = [row for row in found if (row["epsilon"], row["records"], row["query"]) == (epsilon, records, query)]

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import warnings
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks import measuring
 from benchmarks.sparse_vector import DELTA, QUESTIONS, load
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import make_numpy_generator
@@ -91,11 +90,7 @@ def split(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, obje
         make_numpy_generator(seed, "soft labels").permutation(len(y)), [len(y) // 10, len(y) // 5]
     )
     ask, classes = public[:QUESTIONS], int(y.max()) + 1
-    width = x.shape[1]
-    names = tuple(map(str, range(classes)))
-    spec = DataSpec(
-        name=name, num_classes=classes, input_shape=(width,), class_names=names, mean=(0.0,) * width, std=(1.0,) * width
-    )
+    spec = measuring.make_spec(x.shape[1:], classes)
     judge, rows = Judge(spec, x[ask], y[ask], x[test], y[test]), list[dict[str, object]]()
     for teachers in (count for count in args.teachers if count <= len(private) // 4):
         chance_KQC = probabilities(x[private], y[private], x[ask], teachers, classes)
@@ -141,8 +136,7 @@ def mechanisms(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
+    parser = measuring.make_parser(__doc__, "data")
     parser.add_argument("--sets", nargs="+", default=["mushroom", "a9a"])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 2.0])
     parser.add_argument("--teachers", nargs="+", type=int, default=TEACHERS)

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_svmlight_file
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks import measuring
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.gaussian import GNMax
@@ -43,8 +42,7 @@ def load(name: str, data: Path) -> tuple[np.ndarray, np.ndarray]:
             for part, skip in (("images-idx3", 16), ("labels-idx1", 8))
         )
         return images.reshape(len(labels), -1) / 255, labels.astype(np.int64)
-    x, y = load_svmlight_file(str(next((data / "libsvm").glob(f"{name}*"))))
-    return x.toarray(), np.unique(y, return_inverse=True)[1]
+    return measuring.load_libsvm(name, data)
 
 
 def tally(x: np.ndarray, y: np.ndarray, ask: np.ndarray, teachers: int, classes: int) -> Votes:
@@ -68,13 +66,11 @@ def student(x: np.ndarray, label: np.ndarray, test_x: np.ndarray, test_y: np.nda
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
+    parser = measuring.make_parser(__doc__, "data", "json")
     parser.add_argument("--sets", nargs="+", default=["mushroom", "a9a", "mnist"])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
     for name in args.sets:

@@ -11,9 +11,7 @@ would be private.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -23,16 +21,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from sklearn.datasets import load_svmlight_file, make_classification
+from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from benchmarks import measuring
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector, compute_instability_distance
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
+from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.queries.base import (
     QueryState,
@@ -98,8 +97,7 @@ def load(name: str, data: Path, split: int) -> tuple[Tensor, Tensor]:
             20_000, 40, n_informative=10, n_redundant=10, flip_y=0.02, class_sep=1.5, random_state=split
         )
     else:
-        sparse, y = load_svmlight_file(str(next((data / "libsvm").glob(f"{name}*"))))
-        x, y = sparse.toarray(), np.unique(y, return_inverse=True)[1]
+        x, y = measuring.load_libsvm(name, data)
     order = make_numpy_generator(split, "stable queries").permutation(len(y))
     return torch.from_numpy(x[order]).float(), torch.from_numpy(y[order].astype(np.int64))
 
@@ -131,14 +129,7 @@ def asked(strategy: QueryStrategy, x: Tensor, votes: Votes, mechanism: GNMax | S
     """Which public points are asked, in order, and their answers; None: the votes' own winners."""
     none = torch.zeros(0, dtype=torch.int64)
     point_Q, label_Q, noise = none, none, DryRunNoise()
-    spec = DataSpec(
-        name="public",
-        num_classes=2,
-        input_shape=(x.shape[1],),
-        class_names=("no", "yes"),
-        mean=(0.0,) * x.shape[1],
-        std=(1.0,) * x.shape[1],
-    )
+    spec = measuring.make_spec(x.shape[1:], 2)
     for turn in range(strategy.rounds):
         state = QueryState(spec, x, point_Q, label_Q, QUESTIONS - len(point_Q), strategy.rounds - turn, seed)
         ask = strategy.select(state) if state.num_remaining else none
@@ -293,19 +284,15 @@ def picture(lines: list[dict[str, Any]], data: Path) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
+    parser = measuring.make_parser(__doc__, "data", "json")
     parser.add_argument("--sets", nargs="+", default=["mushroom", "a9a"], choices=TEACHERS)
     parser.add_argument("--ask", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--splits", type=int, default=30)
     parser.add_argument("--rows", type=Path, help="every split's figures as JSON; splits found there are not repeated")
     parser.add_argument("--out", type=Path, help="the picture")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing where nothing was answered
-    rows: list[dict[str, Any]] = []
-    if args.rows and args.rows.exists():
-        rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
+    rows = measuring.Rows(args.rows).read() if args.rows else []
     done = {(row["data"], row["split"]) for row in rows}
     for split in range(args.splits):
         for name in args.sets:

@@ -37,6 +37,7 @@ import torchvision
 from hydra import compose
 from torch import Tensor
 
+from benchmarks import measuring
 from pate_torch.cli import hydra_config
 from pate_torch.cli import train as train_command
 from pate_torch.data.benchmark import Svhn
@@ -218,7 +219,7 @@ def _run_command(args: argparse.Namespace, folder: Path, *settings: str) -> dict
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the files, run the parts, and write what was found after each of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__)
     parser.add_argument("--data-root", type=Path, required=True, help="folder that holds MNIST/raw")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--device", default="cpu")

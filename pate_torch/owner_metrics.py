@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,13 +110,11 @@ class PrivateMetrics:
 def save_votes(
     written: WrittenRelease, prepared: PreparedMethod | None, folder: Path, writer: PrivateWriter | None
 ) -> None:
-    """PRIVATE. Write the votes behind the answers into the private folder of the run.
-
-    The votes of the prepared teachers are written if the method stored no opened votes. Nothing is written if the run
-    prepared no method or if no teachers voted.
-    """
-    votes = None if prepared is None else prepared.opened_votes
-    if votes is None and prepared is not None and prepared.votes is not None:
+    """PRIVATE. Write the votes behind the answers, if the run has any, into the private folder of the run."""
+    if prepared is None:
+        return
+    votes = prepared.opened_votes
+    if votes is None and prepared.votes is not None:
         votes = prepared.votes.select(written.labels.query_Q)
     if votes is None:
         return
@@ -138,25 +136,16 @@ def compute_metrics(
         return PrivateMetrics(), None
     if config.baseline is not None:
         nonprivate = train_on_all(splits.data, config.baseline, seed=config.seed, device=config.device, stages=stages)
-    metrics = compute_vote_metrics(
-        splits.data,
-        written.labels,
-        votes=prepared.votes,
-        ensemble=prepared.ensemble,
-        nonprivate=nonprivate,
-        model=method.mechanism.make_outcome_model() if method.num_rounds == 1 else None,
-        delta=config.privacy.delta,
-        device=config.device,
-    )
-    return metrics, nonprivate
+    # Data-dependent costs compose only if no query depends on an earlier answer.
+    model = method.mechanism.make_outcome_model() if method.num_rounds == 1 else None
+    delta, device = config.privacy.delta, config.device
+    return compute_vote_metrics(splits.data, written.labels, prepared, nonprivate, model, delta, device), nonprivate
 
 
 def compute_vote_metrics(
     data: Dataset,
     release: Release,
-    *,
-    votes: Votes | None,
-    ensemble: TeacherEnsemble | None,
+    prepared: PreparedMethod,
     nonprivate: TeacherEnsemble | None,
     model: OutcomeModel | None,
     delta: float,
@@ -164,34 +153,33 @@ def compute_vote_metrics(
 ) -> PrivateMetrics:
     """PRIVATE. Compute accuracies without noise, and the cost that depends on the votes.
 
-    The labels are charged by now, so an error is recorded in ``not_computed`` instead of ending the run. Votes,
-    teachers and the model without privacy are None if they are not available. The distribution ``model`` of the
-    mechanism's outcomes is None if it is unknown, or if there were several rounds, because data-dependent costs
-    compose only if no query depends on an earlier answer.
+    The labels are charged by now, so an error is recorded in ``not_computed`` instead of ending the run. The
+    distribution ``model`` of the mechanism's outcomes is None if data-dependent costs are unknown.
     """
     test, figures, missing = data.evaluation, dict[str, Any](), dict[str, str]()
     if nonprivate is not None:
         with _note_failure("Model without privacy", missing):
             figures["nonprivate_accuracy"] = compute_accuracy(nonprivate.predict(test.x, device=device)[0], test.y)
-    if ensemble is not None:
+    if prepared.ensemble is not None:
         with _note_failure("Teachers' accuracies", missing):
-            prediction_KQ = ensemble.predict(test.x, device=device)
+            prediction_KQ = prepared.ensemble.predict(test.x, device=device)
             plurality_Q = count_votes(prediction_KQ, data.spec.num_classes).compute_plurality()
             figures["ensemble_accuracy"] = compute_accuracy(plurality_Q, test.y)
             figures["teacher_accuracy_mean"] = compute_accuracy(prediction_KQ, test.y)
-    asked = None if votes is None else votes.select(release.query_Q)
-    if asked is not None and len(asked) and model is not None:
+    if prepared.votes is None or not len(release.query_Q):
+        return PrivateMetrics(**figures, not_computed=missing)
+    asked = prepared.votes.select(release.query_Q)
+    if model is not None:
         with _note_failure("Cost of these votes, theorem", missing):
             counts_QC = asked.counts_QC.cpu().numpy()
             epsilon = compute_data_dependent_epsilon(counts_QC, model, delta=delta)
             if not math.isfinite(epsilon):
                 raise ArithmeticError("no finite epsilon")
             figures["epsilon_pate2018"] = epsilon
-    if asked is not None and len(asked):
-        with _note_failure("How the votes agree", missing):
-            gap_Q = asked.compute_gaps().double().cpu().numpy()
-            quantiles = zip(QUANTILES, np.quantile(gap_Q, QUANTILES).tolist(), strict=True)
-            figures["gap_quantiles"] = {f"{q:g}": value for q, value in quantiles}
+    with _note_failure("How the votes agree", missing):
+        gap_Q = asked.compute_gaps().double().cpu().numpy()
+        quantiles = zip(QUANTILES, np.quantile(gap_Q, QUANTILES).tolist(), strict=True)
+        figures["gap_quantiles"] = {f"{q:g}": value for q, value in quantiles}
     return PrivateMetrics(**figures, not_computed=missing)
 
 
@@ -262,7 +250,7 @@ def attack_student(
     records: MembershipRecords,
     student: Student,
     nonprivate: TeacherEnsemble | None,
-    events: Iterable[PrivacyEvent] | None,
+    events: tuple[PrivacyEvent, ...] | None,
     *,
     delta: float,
     seed: int,
@@ -283,9 +271,8 @@ def attack_student(
     """
     bound = bound_by_plan = None
     if events is not None:
-        planned_events = tuple(events)
-        bound = compute_advantage_bound(accounting.compute_guarantee(planned_events, delta).epsilon, delta)
-        bound_by_plan = min(bound, accounting.compute_delta(planned_events, 0.0))
+        bound = compute_advantage_bound(accounting.compute_guarantee(events, delta).epsilon, delta)
+        bound_by_plan = min(bound, accounting.compute_delta(events, 0.0))
     return MembershipResult(
         student=attack(student.compute_logits, records, seed),
         nonprivate=None if nonprivate is None else attack(lambda x: nonprivate.compute_logits(x)[0], records, seed),

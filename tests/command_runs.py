@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
 
 from pate_torch.cli import train as command
 
@@ -45,6 +47,8 @@ def train(home: Path, *overrides: str, monkeypatch, base: list[str] = TINY) -> O
     """``python train.py`` with PATE_HOME=home."""
     monkeypatch.setenv("PATE_HOME", str(home))
     monkeypatch.setattr("sys.argv", ["train.py", *base, *overrides, *QUIET_LOG])
+    if "-m" not in base:  # Hydra would compose the configuration once more, to learn whether it asks for a sweep
+        monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: RunMode.RUN)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = command.train()

@@ -14,7 +14,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,23 @@ class Steps:
         return stepped
 
 
+@contextlib.contextmanager
+def counted_steps(home: Path, kill_at: int | None, *holders: tuple[Any, tuple[str, ...]]) -> Iterator[None]:
+    """Count the writes and draws of this process, and what else is named; write their number at the end."""
+    quietly()
+    steps = Steps(kill_at)
+    steps.around(
+        (os, ("replace", "rename", "fsync", "link", "mkdir")),
+        (Path, ("replace", "rename", "write_text", "chmod", "unlink")),
+        (safetensors_torch, ("save_file",)),
+        (release_store, ("write",)),
+        (NoiseSource, ("draw_gaussian",)),
+        *holders,
+    )
+    yield
+    (home / "steps.txt").write_text(str(steps.count))
+
+
 def watch_noise(home: Path) -> None:
     """Write down, before every draw, how many releases the ledger has charged by then."""
     inner = NoiseSource.draw_gaussian
@@ -132,24 +149,18 @@ def reservations(home: Path) -> int:
 
 def run(home: Path, name: str, kill_at: int | None) -> None:
     """The whole run; writes the number of its steps at the end."""
-    quietly()
     watch_noise(home)
-    steps = Steps(kill_at)
-    steps.around(
-        (os, ("replace", "rename", "fsync", "link", "mkdir")),
-        (Path, ("replace", "rename", "write_text", "chmod")),
-        (safetensors_torch, ("save_file",)),
+    with counted_steps(
+        home,
+        kill_at,
         (ReleaseSession, ("fit", "write_report")),
         (session, ("print_summary",)),
         (owner_metrics, ("compute_metrics", "complete_metrics", "save_file")),
         (PreparedLabeling, ("release",)),
-        (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),
         (GNMax, ("release",)),
-        (NoiseSource, ("draw_gaussian",)),
-    )
-    pipeline.run(plan(home, name))
-    (home / "steps.txt").write_text(str(steps.count))
+    ):
+        pipeline.run(plan(home, name))
 
 
 def readable(home: Path) -> dict[str, list[int]]:
@@ -290,21 +301,15 @@ def synthesize_once(home: Path, kill_at: int | None) -> None:
 
 def attempt(kind: str | Callable[[Path, int], None], home: Path, number: int, kill_at: int | None) -> None:
     """One run of its kind; writes the number of its steps at the end."""
-    quietly()
     training.GROUP_TEACHERS = 4  # in this process: eight teachers are two groups
-    steps = Steps(kill_at)
-    steps.around(
-        (os, ("replace", "rename", "fsync", "link", "mkdir")),
-        (Path, ("replace", "rename", "write_text", "chmod", "unlink")),
-        (safetensors_torch, ("save_file",)),
+    with counted_steps(
+        home,
+        kill_at,
         (Ledger, ("open_account", "reserve", "record", "resume", "commit")),
         (HashChain, ("append",)),
         (Journal, ("append",)),
-        (release_store, ("write",)),
-        (NoiseSource, ("draw_gaussian",)),
-    )
-    (KINDS[kind] if isinstance(kind, str) else kind)(home, number)
-    (home / "steps.txt").write_text(str(steps.count))
+    ):
+        (KINDS[kind] if isinstance(kind, str) else kind)(home, number)
 
 
 def unsound(home: Path) -> list[str]:

@@ -6,13 +6,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from importlinter.cli import lint_imports
 
 from tests import ROOT
 
 PACKAGE = ROOT / "pate_torch"
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 # Released reports are built from released values: votes, shards and private data are not even named there.
 SIGHTED = {"release.membership", "students.private_test", "students.selection"}
 PRIVATE_NAMES = {"Votes", "CellHistogram", "GradientSums", "Shards", "PrivateRecords"}
@@ -42,10 +40,10 @@ def find_private_names(name: str, pairs: list[tuple[str, str]]) -> list[str]:
     return [imported for _, imported in pairs if imported in PRIVATE_NAMES]
 
 
-@pytest.mark.parametrize("contract", [contract["id"] for contract in CONTRACTS])
-def test_the_package_keeps_the_import_contracts(contract, monkeypatch):
+def test_the_package_keeps_the_import_contracts(monkeypatch):
+    """What is printed names the contract that is broken."""
     monkeypatch.chdir(ROOT)
-    assert lint_imports(limit_to_contracts=(contract,), no_cache=True) == 0
+    assert lint_imports(no_cache=True) == 0
 
 
 def test_what_may_see_released_values_alone_names_no_private_type():
@@ -81,9 +79,12 @@ def test_what_is_imported_is_required_and_nothing_else():
 
 def test_no_test_imports_another():
     """What several tests need lies in a module of its own, beside them."""
-    pairs = [(file.name, pair) for file in (ROOT / "tests").rglob("*.py") for pair in imports(file)]
-    assert len(pairs) > 1000
-    assert [found for found in pairs if any(part.startswith("test_") for part in ".".join(found[1]).split("."))] == []
+    statement = re.compile(r"^ *(?:from|import) [^\n(]*(?:\([^)]*\))?", re.MULTILINE)  # a syntax tree takes seconds
+    texts = {file.stem: file.read_text() for file in (ROOT / "tests").rglob("*.py")}
+    found = [(name, text) for name, content in texts.items() for text in statement.findall(content)]
+    assert len(found) > 1000
+    # A program that a test starts may import the module of this test.
+    assert [pair for pair in found if re.search(r"\btest_", pair[1]) and pair[0] not in pair[1]] == []
 
 
 def test_a_test_lies_where_what_it_tests_lies():

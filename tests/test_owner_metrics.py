@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,15 +59,15 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
 SPEC = DataSpec(name="d", num_classes=3, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
 
 
-def looked_at(counts, model, **changes):
+def looked_at(counts, model, model_of_all=None):
     """The owner's figures of votes on a pool, of which every point is asked."""
     votes = Votes(torch.as_tensor(counts), int(counts[0].sum()))
     nothing, no_labels, query_Q = torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), torch.arange(len(votes))
     unseen = PrivateRecords.from_rows(nothing, no_labels, np.zeros(0, dtype=str))
     data = Dataset(SPEC, unseen, PublicPool(torch.zeros(len(votes), 2)), Evaluation(torch.zeros(1, 2), torch.zeros(1)))
     release = Release("r", query_Q, torch.zeros(len(votes), dtype=torch.int64), (), ())
-    given = {"ensemble": None, "nonprivate": None, "delta": 1e-5, "device": torch.device("cpu")}
-    return compute_vote_metrics(data, release, votes=votes, model=model, **(given | changes))
+    prepared = SimpleNamespace(votes=votes, ensemble=model_of_all)
+    return compute_vote_metrics(data, release, prepared, model_of_all, model, 1e-5, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("model", [GaussianNoisyMaxPrice(sigma=40.0), LaplaceNoisyMaxPrice(scale=40.0)], ids=str)
@@ -102,10 +103,10 @@ class BrokenGnmax(Broken, GaussianNoisyMaxPrice):
     pass
 
 
-@pytest.mark.parametrize("error", [MemoryError, OverflowError, AssertionError, ValueError, RuntimeError, StopIteration])
+@pytest.mark.parametrize("error", [MemoryError, AssertionError, StopIteration])
 def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
     broken = Broken(error)
-    summary = looked_at(VOTES.counts_QC.numpy(), BrokenGnmax(error), ensemble=broken, nonprivate=broken)
+    summary = looked_at(VOTES.counts_QC.numpy(), BrokenGnmax(error), broken)
     assert summary.epsilon_pate2018 is summary.ensemble_accuracy is None
     gaps = [7, 0, 1, 10]
     assert summary.gap_quantiles == {f"{q:g}": np.quantile(gaps, q) for q in owner_metrics.QUANTILES}

@@ -10,7 +10,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from pate_torch import PATE, Network, PATEClassifier, pipeline, session
+from pate_torch import PATE, Network, PATEClassifier, pipeline
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
@@ -19,7 +19,8 @@ from tests.worlds import clouds
 
 X, Y = (part.numpy() for part in clouds(900, 0))
 PUBLIC = clouds(150, 1)[0].numpy()
-STAGE = {"gradients": "save_student", "teachers": "save_student", "dpsgd": "write_release"}
+SAVE = "pate_torch.session.save_student"
+STAGE = {"gradients": SAVE, "teachers": SAVE, "dpsgd": "pate_torch.session.write_release"}
 """What a fit does after its answers are committed."""
 
 
@@ -27,8 +28,19 @@ class Killed(BaseException):
     """The end of a process, as far as one process can show it."""
 
 
-def kill(*_, **__):
-    raise Killed
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Makes a call, and kills it where it comes to a function."""
+
+    def kill(*_, **__):
+        raise Killed
+
+    def interrupt(place, call, killer=kill, **given):
+        with monkeypatch.context() as interrupted, pytest.raises(Killed):
+            interrupted.setattr(place, killer)
+            call(**given)
+
+    return interrupt
 
 
 @pytest.fixture
@@ -46,10 +58,8 @@ def charges(home, account="clouds") -> list:
 
 
 @pytest.mark.parametrize("method", STAGE)
-def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit(method, fit, tmp_path, monkeypatch):
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr(session, STAGE[method], kill)
-        fit(method=method)
+def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit(method, fit, tmp_path, interrupt):
+    interrupt(STAGE[method], fit, method=method)
     (charge,) = charges(tmp_path)
     assert charge.is_committed
     with pytest.raises(ValueError, match="has been charged already"):
@@ -65,16 +75,14 @@ def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit
     assert first["ledger_head"] != second["ledger_head"] and first["epsilon_charged"] < second["epsilon_charged"]
 
 
-def test_a_fit_with_functions_of_the_user_is_finished_by_functions_at_other_addresses(fit, tmp_path, monkeypatch):
+def test_a_fit_with_functions_of_the_user_is_finished_by_functions_at_other_addresses(fit, tmp_path, interrupt):
     def train(steps=3):
         teacher = Network(
             lambda: nn.Linear(2, 3), steps=steps, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)
         )
         return fit(method="teachers", teacher=teacher, num_teachers=12, num_queries=12, spend_anyway=True)
 
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr(session, STAGE["teachers"], kill)
-        train()
+    interrupt(SAVE, train)
     with pytest.raises(ValueError, match="has been charged already"):
         train(steps=4)
     train()
@@ -82,10 +90,8 @@ def test_a_fit_with_functions_of_the_user_is_finished_by_functions_at_other_addr
 
 
 @pytest.mark.parametrize("method", STAGE)
-def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path, monkeypatch):
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr("pate_torch.privacy.ledger.Ledger.commit", kill)
-        fit(method=method)
+def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path, interrupt):
+    interrupt("pate_torch.privacy.ledger.Ledger.commit", fit, method=method)
     assert [charge.is_committed for charge in charges(tmp_path)] == [False]
     with pytest.raises(ValueError, match=r"charged already \(epsilon 4.*1 of its releases were interrupted"):
         fit(method=method)
@@ -101,14 +107,13 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("method", ["gradients", "teachers"])
+@pytest.mark.parametrize(
+    ("method", "place"), [*(("gradients", place) for place in PLACES), ("teachers", "after the test")]
+)
 def test_a_fit_that_was_interrupted_around_its_test_is_finished_by_the_same_fit(
-    method, place, fit, tmp_path, monkeypatch
+    method, place, fit, tmp_path, interrupt
 ):
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr(PLACES[place], kill)
-        fit(method=method, **TESTED)
+    interrupt(PLACES[place], fit, method=method, **TESTED)
     assert len(charges(tmp_path)) == (1 if place == "before the test" else 2)
     files = {file: file.read_bytes() for file in tmp_path.rglob("release/private_test.json")}
     finished = fit(method=method, **TESTED)
@@ -121,7 +126,7 @@ def test_a_fit_that_was_interrupted_around_its_test_is_finished_by_the_same_fit(
         fit(method=method, **TESTED)  # it has ended now
 
 
-def test_the_noise_of_a_test_that_was_not_recorded_stays_spent(fit, tmp_path, monkeypatch):
+def test_the_noise_of_a_test_that_was_not_recorded_stays_spent(fit, tmp_path, interrupt):
     commit = Ledger.commit
 
     def kill_second(self, reservation, *rest, **options):
@@ -129,9 +134,7 @@ def test_the_noise_of_a_test_that_was_not_recorded_stays_spent(fit, tmp_path, mo
             raise Killed
         return commit(self, reservation, *rest, **options)
 
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr(Ledger, "commit", kill_second)
-        fit(**TESTED)
+    interrupt("pate_torch.privacy.ledger.Ledger.commit", fit, kill_second, **TESTED)
     again = TESTED | {"cap": None}
     for _ in range(2):
         with pytest.raises(ValueError, match=r"charged already.*1 of its releases were interrupted"):
@@ -145,10 +148,8 @@ def test_the_noise_of_a_test_that_was_not_recorded_stays_spent(fit, tmp_path, mo
     assert "number 2" in charges(tmp_path)[2].purpose and finished.total_.epsilon > 4.0
 
 
-def test_another_predictor_does_not_take_the_test_of_an_interrupted_fit(fit, monkeypatch):
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr("pate_torch.session.write_release", kill)
-        fit(**TESTED)
+def test_another_predictor_does_not_take_the_test_of_an_interrupted_fit(fit, interrupt):
+    interrupt("pate_torch.session.write_release", fit, **TESTED)
     with pytest.raises(ValueError, match="has been charged already"):
         fit(**(TESTED | {"class_weight": {0: 9.0}}))
     assert fit(**TESTED).private_test_.number == 1
@@ -161,11 +162,9 @@ def test_folds_in_threads_charge_once(tmp_path):
     assert len(charges(tmp_path, "cv")) == 1
 
 
-def test_a_run_of_the_command_is_finished_by_the_same_run(tmp_path, monkeypatch):
+def test_a_run_of_the_command_is_finished_by_the_same_run(tmp_path, interrupt):
     plan = tiny(tmp_path)
-    with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr(session, "write_release", kill)
-        pipeline.run(plan)
+    interrupt("pate_torch.session.write_release", pipeline.run, config=plan)
     pipeline.run(again(plan, "second"))
     assert len(charges(tmp_path, "blobs")) == 1 and summary(plan)["student_accuracy"] > 0.5
     assert not again(plan, "second").folder.exists()  # it goes on where it was
@@ -209,11 +208,3 @@ def test_a_call_of_pate_ends_with_its_labels_unless_it_says_otherwise(tmp_path):
     pate.finish()
     assert pate.label(PUBLIC, 10).id != first.id and len(charges(tmp_path)) == 2
     assert pate.label(PUBLIC, 10).id != first.id and len(charges(tmp_path)) == 3
-
-
-def test_the_classifier_names_its_own_parameters_where_records_have_another_account(fit):
-    fit()
-    order = np.random.default_rng(0).permutation(len(X))[:600]
-    with pytest.raises(ValueError, match=r"account='other'.*account 'clouds'.*allow_duplicate_account=True"):
-        fit(account="other", x=X[order], y=Y[order])
-    assert fit(account="other", x=X[order], y=Y[order], allow_duplicate_account=True).score(X, Y) > 0.5

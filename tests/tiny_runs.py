@@ -24,7 +24,7 @@ def tiny(home: Path) -> RunConfig:
     return run_config(
         dataset=blobs(), partition=AddRemove(), teacher=recipe, mechanism=GNMax(sigma=2.0), query=Random(),
         student=learner, guide_student=learner, root=home, folder=home / "runs" / "blobs" / "gaussian" / "first",
-        seed=0, num_teachers=12, num_queries=20, delta=DELTA, opening_budget=50.0, quiet=True,
+        seed=0, num_teachers=12, num_queries=20, delta=DELTA, opening_budget=50.0, baseline=False, quiet=True,
     )  # fmt: skip
 
 

@@ -6,12 +6,9 @@
 - Lines of code leave out comments, blank lines and strings that stand as statements (docstrings and their like).
 - Functions and modules that `python train.py` executes: functions of the package, lambdas apart, that the main process
   enters in any of its threads, and the modules that hold them. Worker processes are not counted.
-- An import circle is a set of modules that reach each other by import statements, wherever they stand. Circles at load
-  time are those of the statements that run when a module is imported: no import inside a function, and none under
-  `TYPE_CHECKING`. An import of `a.b.c` counts for that module alone, not for the packages `a` and `a.b` above it.
-- The layers of the import contract are those of pyproject.toml, which import-linter holds. The longest chain of imports
-  is one at module level, those under `TYPE_CHECKING` included, where the modules of a circle stand for one. Imports
-  inside functions are left out, since they are there to skip a layer.
+- A module in an import circle reaches itself by import statements, wherever they stand. An import of `a.b.c` counts for
+  that module alone, not for the packages `a` and `a.b` above it.
+- The layers of the import contract are those of pyproject.toml, which import-linter holds.
 - A function is over 60 lines if its last line is more than 60 lines below its `def`: signature and docstring count.
 - A duck attribute is a name that is read by `getattr(value, "name", default)`. Names that only objects of other
   libraries have (FOREIGN_ATTRIBUTES) are counted in the figure in brackets alone.
@@ -32,12 +29,13 @@ import tempfile
 import threading
 import tokenize
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FUNCTION_LINES = 60
@@ -84,16 +82,13 @@ ROWS = (
     ("lines of code that must be right for the guarantee", "{kernel_code_lines:,}"),
     ("lines of code for hypothesis classes", "{hypotheses_code_lines:,}"),
     ("functions / modules that `python train.py` executes", "{executed_functions:,} / {executed_modules:,}"),
-    ("import circles (at load time)", "{circles} ({circles_at_load})"),
-    ("layers of the import contract; modules in the longest chain of imports", "{contract_layers}; {layers}"),
+    ("modules in import circles", "{circular_modules}"),
+    ("layers of the import contract", "{contract_layers}"),
     ("optional duck attributes (with those of other libraries)", "{duck_attributes} ({duck_attributes_with_foreign})"),
     (f"functions over {MAX_FUNCTION_LINES} lines", "{long_functions}"),
     ("YAML files in conf/", "{yaml_files}"),
     ("lines / modules of tests", "{tests_lines:,} / {test_modules:,}"),
 )
-
-TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-Import = tuple[str, str, str]  # importing module, imported module, "load", "typing" or "function"
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,63 +129,11 @@ def count_code_lines(module: Module) -> int:
     return sum(1 for line in code - documentation if lines[line - 1].strip())
 
 
-def find_import_statements(node: ast.AST, kind: str = "load") -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
-    """Find the import statements below a node, each with the kind that its place gives it."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and kind == "load":
-        kind = "function"
-    typing = node.body if isinstance(node, ast.If) and ast.unparse(node.test) in TYPE_CHECKING else []
-    for child in ast.iter_child_nodes(node):
-        child_kind = "typing" if child in typing else kind
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, child_kind
-        else:
-            yield from find_import_statements(child, child_kind)
-
-
-def find_imports(modules: Mapping[str, Module]) -> list[Import]:
-    """Find the imports of modules of the package by modules of the package."""
-    imports = []
-    for importer, module in modules.items():
-        for statement, kind in find_import_statements(module.tree):
-            names = [alias.name for alias in statement.names]
-            if isinstance(statement, ast.ImportFrom):
-                if statement.level:
-                    raise ValueError(f"{module.path}:{statement.lineno}: relative imports are not followed.")
-                submodules = [f"{statement.module}.{name}" for name in names]
-                names = [name if name in modules else str(statement.module) for name in submodules]
-            imports += [(importer, name, kind) for name in names if name in modules and name != importer]
-    return imports
-
-
-def find_components(modules: Iterable[str], imports: Iterable[Import]) -> dict[str, frozenset[str]]:
-    """Find, for each module, the modules that it reaches by imports and that reach it; the module is one of them."""
-    graph = {name: {imported for importer, imported, _ in imports if importer == name} for name in modules}
-    reached = {}
-    for name in graph:
-        reached[name], ahead = {name}, [name]
-        while ahead:
-            new = graph[ahead.pop()] - reached[name]
-            reached[name] |= new
-            ahead += new
-    return {name: frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
-
-
-def find_circles(modules: Iterable[str], imports: Iterable[Import]) -> list[list[str]]:
-    """List the import circles, each as its modules."""
-    components = set(find_components(modules, imports).values())
-    return sorted(sorted(component) for component in components if len(component) > 1)
-
-
-def count_layers(modules: Iterable[str], imports: Iterable[Import]) -> int:
-    """Count the modules in the longest chain of imports, where the modules of a circle stand for one."""
-    component = find_components(modules, imports)
-
-    @cache
-    def height(members: frozenset[str]) -> int:
-        below = {component[imported] for importer, imported, _ in imports if importer in members} - {members}
-        return 1 + max(map(height, below), default=0)
-
-    return max(map(height, component.values()), default=0)
+def find_circular_modules(package: str) -> list[str]:
+    """List the modules of a package that reach themselves by imports."""
+    graph = grimp.build_graph(package, cache_dir=None)
+    reached = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    return sorted(m for m in graph.modules if reached[m] & graph.find_modules_that_directly_import(m))
 
 
 def find_functions(modules: Mapping[str, Module]) -> list[tuple[Module, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -266,20 +209,16 @@ def find_executed_functions(root: Path, modules: Mapping[str, Module]) -> list[t
 
 def measure_package(modules: Mapping[str, Module]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure modules by their source: the figures, and what they count."""
-    imports, ducks, long = find_imports(modules), find_duck_attributes(modules), find_long_functions(modules)
-    circles = find_circles(modules, imports)
+    ducks, long = find_duck_attributes(modules), find_long_functions(modules)
     figures = {
         "package_lines": count_lines(module.file for module in modules.values()),
         "package_modules": len(modules),
         "package_code_lines": sum(map(count_code_lines, modules.values())),
-        "circles": len(circles),
-        "circles_at_load": len(find_circles(modules, [found for found in imports if found[2] == "load"])),
-        "layers": count_layers(modules, [found for found in imports if found[2] != "function"]),
         "duck_attributes": len(ducks.keys() - FOREIGN_ATTRIBUTES),
         "duck_attributes_with_foreign": len(ducks),
         "long_functions": len(long),
     }
-    return figures, {"circles": circles, "duck_attributes": ducks, "long_functions": long}
+    return figures, {"duck_attributes": ducks, "long_functions": long}
 
 
 def measure_kernel(modules: Mapping[str, Module]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -334,6 +273,8 @@ def main() -> int:
     modules = read_modules(ROOT / "pate_torch")
     (figures, details), (kernel, kernel_details) = measure_package(modules), measure_kernel(modules)
     figures, details = figures | kernel | measure_files(ROOT), details | kernel_details
+    details["circular_modules"] = find_circular_modules("pate_torch")
+    figures["circular_modules"] = len(details["circular_modules"])
     if options.run:
         details["executed"] = executed = find_executed_functions(ROOT, modules)
         figures |= {"executed_functions": len(executed), "executed_modules": len({path for path, _ in executed})}

@@ -253,5 +253,5 @@ def plot_accuracies(facts: Sequence[SplitFacts], cells: Sequence[Table4Cell]) ->
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(loc="lower right", frameon=False, fontsize=7)  # "best" warns on a busy machine
     return figure

