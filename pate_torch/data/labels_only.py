@@ -31,7 +31,6 @@ class LabelPrivacyDataset(DatasetSource):
 
     @property
     def name(self) -> str:
-        """Declared name of the source."""
         return self.source.name
 
     def declared_facts(self) -> SourceFacts:

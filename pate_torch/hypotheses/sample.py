@@ -44,12 +44,9 @@ def check_points(name: str, x: Any) -> Floats:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sample:
-    """PRIVATE. Labeled records. Their number n is public, and neighbors differ in one replaced record.
+    """PRIVATE. Features x [n, D] and labels y [n] of records. Their number is public, and neighbors replace one record.
 
-    Attributes:
-        x: Features, float64 [n, D].
-        y: Labels, bool [n].
-        is_usable: Whether each record can be used, bool [n]. The others keep their place. None if all can be used.
+    ``is_usable``, bool [n], is None if all records can be used. The others keep their place.
     """
 
     x: Floats
@@ -67,7 +64,6 @@ class Sample:
 
     @property
     def n(self) -> int:
-        """Number of records."""
         return len(self.y)
 
     @property
@@ -76,7 +72,6 @@ class Sample:
         return (self.x, self.y) if self.is_usable is None else (self.x[self.is_usable], self.y[self.is_usable])
 
     def select(self, index: Ints | slice) -> Sample:
-        """PRIVATE. Return the records at these indices."""
         return Sample(self.x[index], self.y[index], None if self.is_usable is None else self.is_usable[index])
 
 
@@ -112,19 +107,13 @@ def warn_below_guarantee(
     ``sample_conditions`` are pairs of a promise and the smallest n for this promise. ``other_conditions`` are triples
     of the name of a quantity, its value, and the smallest value that the theorem needs.
     """
-    unmet_conditions = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
-    unmet_conditions += [
-        f"{condition} >= {minimum:,.0f}, here {value:,}"
-        for condition, value, minimum in other_conditions
-        if value < minimum
-    ]
-    if unmet_conditions:
-        warnings.warn(
-            f"{algorithm}: n = {n:,} is too small for the accuracy guarantee ({'; '.join(unmet_conditions)}). "
-            "Privacy holds, but the theorem promises no accuracy.",
-            BelowGuaranteeWarning,
-            stacklevel=3,
-        )
+    unmet = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
+    for condition, value, minimum in other_conditions:
+        unmet += [f"{condition} >= {minimum:,.0f}, here {value:,}"] if value < minimum else []
+    if unmet:
+        message = f"{algorithm}: n = {n:,} is too small for the accuracy guarantee ({'; '.join(unmet)}). "
+        message += "Privacy holds, but the theorem promises no accuracy."
+        warnings.warn(message, BelowGuaranteeWarning, stacklevel=3)
 
 
 # ---- Sample sizes, with explicit constants in place of O(.) ----------------------------------------------------------
@@ -150,18 +139,18 @@ def find_smallest(holds: Callable[[int], bool], low: int = 1) -> int:
 
 
 @lru_cache(maxsize=256)
-def compute_net_size(eta: float, beta: float, vc_dimension: int, growth_power: int = 2) -> int:
+def compute_net_size(eta: float, beta: float, vc_dimension: int) -> int:
     """Compute the number of points that form an eta-net of a class with probability at least 1 - beta.
 
     An eta-net meets every symmetric difference of measure above eta. m >= 8/eta points miss such a difference with
-    probability at most 2 Pi(2m) 2^(-eta m/2), where the growth function Pi of the differences is at most that of the
-    class to the power ``growth_power``. Sampling without replacement is no worse (DF20, after Lemma 1).
+    probability at most 2 Pi(2m) 2^(-eta m/2), where the growth function Pi of the differences is at most the square of
+    that of the class. Sampling without replacement is no worse (DF20, after Lemma 1).
 
     Source: DF20 Lemma 1, with the constants of Blumer, Ehrenfeucht, Haussler & Warmuth 1989, Theorem A2.1.
     """
 
     def is_net(m: int) -> bool:
-        log_growth = growth_power * compute_log_sauer_shelah(2 * m, vc_dimension)
+        log_growth = 2 * compute_log_sauer_shelah(2 * m, vc_dimension)
         return math.log(2) + log_growth - eta * m / 2 * math.log(2) <= math.log(beta)
 
     return find_smallest(is_net, low=math.ceil(8 / eta))

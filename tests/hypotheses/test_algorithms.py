@@ -70,7 +70,7 @@ def test_an_unusable_record_is_no_error_of_any_rule(name):
             candidates = part.make_quantile_hypotheses()
             rows = x[is_usable], x[is_usable, 0] > 0.5
             brute_force = [int((part.hypotheses.predict(h, rows[0]) != rows[1]).sum()) for h in candidates]
-            assert exponential.count_errors(part.hypotheses, candidates, part.sample).tolist() == brute_force
+            assert part.hypotheses.count_errors(candidates, *part.sample.usable).tolist() == brute_force
     assert learned[True, 0] == learned[True, 1]
     assert learned[False, 0] != learned[False, 1]
 

@@ -179,7 +179,8 @@ def test_the_density_has_the_range_that_is_charged():
 @quiet
 def test_proposals_are_accepted_as_often_as_bounded_in_many_dimensions():
     generator, radius, ridge = np.random.default_rng(0), 3.0, 0.05
-    x = exponential.clip_rows(3 * generator.normal(size=(2000, 40)))
+    x = 3 * generator.normal(size=(2000, 40))
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
     sample, spy = Sample(x, x[:, 0] > 0.1 * generator.normal(size=2000)), Spy()
     for _ in range(20):
         found = run_logistic_exponential(sample, radius=radius, ridge=ridge, epsilon=2.0, budget=spy)
@@ -187,9 +188,15 @@ def test_proposals_are_accepted_as_often_as_bounded_in_many_dimensions():
     assert spy.log.count("draw") / 20 < 2 / compute_min_acceptance(radius, ridge) + 20  # one uniform a proposal
 
 
+@quiet
 def test_a_longer_record_weighs_no_more():
-    rows = exponential.clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]]))
-    assert np.linalg.norm(rows, axis=1) == pytest.approx([1.0, 0.5])
+    x, y = np.array([[3.0, 4.0], [0.3, 0.4]]), np.array([1, 0])
+    asked = {"radius": 2.0, "ridge": 0.5, "epsilon": 2.0}
+    drawn = []
+    for rows in (x, np.array([[0.6, 0.8], [0.3, 0.4]])):
+        sample = Sample(np.tile(rows, (20, 1)), np.tile(y, 20))
+        drawn.append(run_logistic_exponential(sample, **asked, budget=DryRunNoise(insecure_seed=0)).hypothesis)
+    np.testing.assert_allclose(*drawn)
 
 
 def test_what_would_take_for_ever_is_refused_before_the_charge():
