@@ -26,9 +26,7 @@ from pate_torch.core import checks
 Design = Mapping[str, Any] | None
 """Name and options of a network. None for logistic regression."""
 _BLOCK_POINTS = 1 << 16  # public points that ``NeighborVote`` compares at once
-
 Shape = tuple[int, ...]
-"""Shape of an input, such as (channels, height, width)."""
 
 
 class Residual(nn.Module):
@@ -387,6 +385,12 @@ def _build_design(of: Design, input_shape: Shape, num_classes: int) -> nn.Module
     return build(design["name"], input_shape, num_classes, **design["options"])
 
 
+@torch.no_grad()
+def _build_trunk(of: Design, input_shape: Shape, num_classes: int) -> tuple[nn.Module, int]:
+    trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
+    return trunk, trunk(torch.zeros(1, *input_shape)).flatten(1).shape[1]
+
+
 def probe(
     input_shape: Shape, num_classes: int, *, of: Design = None, points: int = 0, neighbors: int = 0, directions: int = 1
 ) -> nn.Module:
@@ -396,9 +400,7 @@ def probe(
     clipped. If ``neighbors`` > 0, a mean-shift step towards ``points`` public points follows the scaled features
     (``MeanShift``).
     """
-    trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
-    with torch.no_grad():
-        width = L2Normalize()(trunk(torch.zeros(1, *input_shape))).shape[1]
+    trunk, width = _build_trunk(of, input_shape, num_classes)
     if neighbors:
         trunk = nn.Sequential(trunk, L2Normalize(), MeanShift(points, width, neighbors))
     whitening = WhitenAndClip(width, directions)
@@ -409,10 +411,9 @@ def neighbor_vote(
     input_shape: Shape, num_classes: int, *, of: Design = None, points: int = 1, neighbors: int = 10
 ) -> nn.Module:
     """Build the vote of the nearest public points in the features of a design, for students (``NeighborVote``)."""
-    trunk = nn.Sequential(make_feature_extractor(_build_design(of, input_shape, num_classes)).eval(), L2Normalize())
-    with torch.no_grad():
-        width = trunk(torch.zeros(1, *input_shape)).shape[1]
-    return nn.Sequential(trunk if of else nn.Identity(), NeighborVote(points, width, num_classes, neighbors))
+    trunk, width = _build_trunk(of, input_shape, num_classes)
+    features = nn.Sequential(trunk, L2Normalize()) if of else nn.Identity()
+    return nn.Sequential(features, NeighborVote(points, width, num_classes, neighbors))
 
 
 def fourier(input_shape: Shape, num_classes: int, *, cosines: int = 256, knots: int = 64) -> nn.Module:

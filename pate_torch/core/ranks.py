@@ -70,7 +70,7 @@ def broadcast_object(value: Any = None) -> Any:
 def gather_objects(value: Any) -> list[Any]:
     """Return the values of all ranks on every rank."""
     values = [value] * get_world().size
-    if get_world().size > 1:
+    if len(values) > 1:
         _run_collective(lambda: dist.all_gather_object(values, value))
     return values
 

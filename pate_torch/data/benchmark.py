@@ -30,14 +30,7 @@ _NUM_DIGITS = 1797
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(DatasetSource):
-    """A public benchmark, divided into private, public and test records of fixed sizes.
-
-    Attributes:
-        name: Declared name.
-        private: Number of private records. None for all records of the private files.
-        public: Number of public points.
-        test: Number of test records.
-    """
+    """A public benchmark, divided into private, public and test records. ``private`` is None for all in the files."""
 
     name: str
     private: int | None = None
@@ -119,13 +112,7 @@ class Digits(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBenchmark(Benchmark):
-    """A public image benchmark whose files torchvision reads.
-
-    Attributes:
-        path: Folder that holds the files. None for ``root``.
-        root: Folder of all data sets. None for the default of ``get_data_root``.
-        download: Whether to download missing files.
-    """
+    """A public image benchmark whose files torchvision reads from the folder ``path``, or from ``root`` if None."""
 
     path: str | None = None
     root: str | None = None

@@ -33,13 +33,8 @@ class EncodedDataset(DatasetSource):
     """A data set whose points are replaced by encoded features. The units and the roles of the records stay the same.
 
     The features of a point depend on this point alone. The normalization constants are the mean of the features of the
-    public points and one common scale, because a common scale preserves angles.
-
-    Attributes:
-        source: Source of the data set.
-        encoder: Encoder of the points.
-        root: Folder of the cache of encoded points.
-        device: Device of an encoder that is a torch module. Other encoders use the CPU.
+    public points and one common scale, because a common scale preserves angles. ``root`` is the folder of the cache.
+    Encoders that are no torch modules use the CPU, and not ``device``.
     """
 
     source: DatasetSource
@@ -96,17 +91,8 @@ def encode_by_role(
     Guarantee: the features of a private record are finite and a function of that record alone. The second property is
     tested on a sample of public points. Features of private and test records that are not finite become zeros.
 
-    Args:
-        encoder: The encoder.
-        points: Specification of the points.
-        x_by_role: Points, which may be streams, by role: "public", "private" (PRIVATE) and optionally "test".
-        name: Name of the data set or account in the cache.
-        root: Folder of the cache of encoded points.
-        device: Device of an encoder that is a torch module.
-        stages: Display of progress and of the warning about the encoder's training data.
-
-    Returns:
-        Features by role, float32 [N, D].
+    The points are given by role: "public", "private" (PRIVATE) and optionally "test". They may be streams. ``name`` is
+    that of the data set or account in the cache.
     """
     card = encoder.make_card(points)
     if not card.disjoint:

@@ -78,8 +78,8 @@ class ImageFolder(FileSource):
         unit_names = [parse_unit_name(image, self.group) for image in relative_paths]
         labels = [image.parts[0] if len(image.parts) > 1 else "" for image in relative_paths]
         unit_ids = parse_unit_ids("dataset.group", unit_names, len(images))
-        point_names = {("file", None): [image.as_posix() for image in relative_paths]}
-        return FileRecords(content=images, labels=labels, unit_ids=unit_ids, point_names=point_names)
+        names = [image.as_posix() for image in relative_paths]
+        return FileRecords(content=images, labels=labels, unit_ids=unit_ids, point_names={("file", None): names})
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         images = [image for file in files.values() for image in file.content]

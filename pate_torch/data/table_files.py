@@ -180,13 +180,9 @@ def _to_texts(name: str, column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vectors:
-    """PRIVATE. Vectors [N, D] in a file, which is read block by block, so that no vector is in memory twice.
+    """PRIVATE. Vectors [N, D = width] in a file, and the id and the finiteness of each.
 
-    Attributes:
-        ids: Name of each vector, [N].
-        is_finite_N: Whether all numbers of each vector are finite, bool [N].
-        iterate_blocks: Function that reads the vectors in order, as blocks [B, D].
-        width: Number D of numbers in a vector.
+    ``iterate_blocks`` reads the vectors in order, as blocks [B, D], so that no vector is in memory twice.
     """
 
     ids: list[str]

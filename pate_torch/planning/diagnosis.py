@@ -18,8 +18,7 @@ from pate_torch.planning.pilot import Pilot
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.voting import count_votes
 
-XI = np.arange(50) / 100
-"""Margins at which a diagnosis holds the share of points."""
+XI = np.arange(50) / 100  # margins at which a diagnosis holds the share of points
 LEGEND = (
     "K, shard: teachers, and private records of each. tried: teachers trained here.",
     "one: % of the points on which one teacher is right.",
@@ -36,7 +35,6 @@ class ShardDiagnosis:
 
     Attributes:
         num_teachers: Number K of teachers that the planned records give at this size.
-        shard_size: Number of records per teacher.
         num_tried: Number of teachers that were trained on public records.
         teacher_accuracy: Accuracy of one teacher.
         vote_gain: Accuracy of the vote minus ``teacher_accuracy``, given the teachers that were trained.
@@ -112,10 +110,10 @@ def format_shards(shards: tuple[ShardDiagnosis, ...]) -> list[str]:
     """Format a line for each size of a shard, and the meaning of every column, in 80 columns."""
     rows = [["K", "shard", "tried", "one", "vote", "voting", "alpha", "nu.1", "nu.2", "nu.4"]]
     for s in shards:
-        (one, half), (gain, gain_half), percent = s.teacher_accuracy, s.vote_gain, [100 * s.nu[i] for i in (10, 20, 40)]
+        (one, half), (gain, gain_half) = s.teacher_accuracy, s.vote_gain
         row = f"{s.num_teachers} {s.shard_size} {s.num_tried} {100 * one:.1f}±{100 * half:.1f} {100 * gain:+.1f}"
         row += f"±{100 * gain_half:.1f} {s.voting} {s.instability[0] ** 0.5:.3f}"
-        rows.append([*row.split(), *(f"{value:.0f}" for value in percent)])
+        rows.append([*row.split(), *(f"{100 * s.nu[i]:.0f}" for i in (10, 20, 40))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     scope = "On public records that train no teacher, and for data like them (± 95 %):"
     return [scope, "", *("  ".join(map(str.rjust, row, widths)) for row in rows), "", *LEGEND, ""]

@@ -30,16 +30,13 @@ def own_data(**changes):
     return Tensors(**({"name": "mine", "class_names": 2} | parts | changes))
 
 
-def test_all_features_are_public_and_unlabeled():
+def test_all_features_are_public_and_private_labels_are_no_truth_for_metrics_unless_the_data_are_public():
+    """The published accuracy of the released labels would depend on private labels."""
     plain, data = SOURCE.source.load(), SOURCE.load()
     assert torch.equal(data.pool.x, torch.cat([plain.pool.x, plain.private.x]))
     assert data.private.unit == LABEL_UNIT and torch.equal(data.private.y, plain.private.y)
     assert data.spec.name == "digits_labels"
     assert torch.equal(data.evaluation.pool_y, torch.cat([plain.evaluation.pool_y, plain.private.y]))
-
-
-def test_private_labels_are_no_truth_for_metrics_unless_the_data_are_public():
-    """The published accuracy of the released labels would depend on private labels."""
     data = LabelPrivacyDataset(source=own_data()).load()
     assert data.evaluation.pool_y is None
     assert data.spec.name == "mine"  # one account, which refuses to change what it protects

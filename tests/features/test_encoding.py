@@ -13,7 +13,7 @@ import pytest
 import torch
 from hydra import compose
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
@@ -28,7 +28,7 @@ from tests.features import onnx_files
 from tests.features.encoder_worlds import IMAGES, ROWS
 from tests.run_configs import changed
 from tests.tensor_data import Tensors
-from tests.tiny_runs import again, tiny
+from tests.tiny_runs import tiny
 from tests.worlds import images
 
 
@@ -65,22 +65,6 @@ def test_tensors_in_another_file_are_found_anywhere_in_an_onnx_file(place, tmp_p
         encoding.check_no_external_data(tmp_path / "out.onnx")
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"head.bias": None}, r"lacks the tensor head\.bias\."),
-        ({"tail.bias": torch.zeros(1)}, r"has the unknown tensor tail\.bias\."),
-        ({"head.bias": torch.zeros(9), "head.weight": torch.zeros(9)}, r"has another shape of head\.bias and 1 more"),
-    ],
-)
-def test_weights_that_do_not_fit_the_module_are_named(change, why, tmp_path):
-    encoder = worlds.eye(tmp_path)
-    tensors = load_file(encoder.weights) | change
-    save_file({name: value for name, value in tensors.items() if value is not None}, encoder.weights)
-    with pytest.raises(ValueError, match=rf"features\.weights='.*eye\.safetensors': {why}.*Eye"):
-        encoder.make_runner(IMAGES)
-
-
 @pytest.mark.parametrize("name", ["eye.safetensors", "t.onnx", "table.safetensors"])
 def test_files_of_another_format_are_named(name, tmp_path):
     encoder, spec = worlds.eye(tmp_path), IMAGES
@@ -111,15 +95,11 @@ def test_a_pickle_is_read_without_running_it(tmp_path):
     torch.save({"state_dict": network.state_dict()}, file)
     encoder, x = Encoder(name="eye", module=worlds.Eye(), weights=str(file)), worlds.points(IMAGES, 3)
     assert torch.equal(encoder.encode(x, IMAGES), Encoder(name="eye", module=network).encode(x, IMAGES))
-    for content in (pickle.dumps(Dangerous(tmp_path / "ran")), b"nothing"):
+    torch.save(network, tmp_path / "whole.pth")
+    for content in (pickle.dumps(Dangerous(tmp_path / "ran")), b"nothing", (tmp_path / "whole.pth").read_bytes()):
         file.write_bytes(content)
-        with pytest.raises(
-            ValueError, match=r"features\.weights='.*eye\.pth': must be a state_dict\(\) that torch\.save"
-        ):
+        with pytest.raises(ValueError, match=r"features\.weights='.*eye\.pth': must be a state_dict\(\) that torch"):
             Encoder(name="eye", module=worlds.Eye(), weights=str(file)).make_runner(IMAGES)
-    torch.save(network, file)
-    with pytest.raises(ValueError, match=r"must be a state_dict\(\)"):
-        Encoder(name="eye", module=worlds.Eye(), weights=str(file)).make_runner(IMAGES)
     assert not (tmp_path / "ran").exists()
 
 
@@ -145,13 +125,11 @@ FACTS = {"name": "p", "num_classes": 2, "class_names": ("a", "b"), "mean": (0.5,
 PHOTOS = DataSpec(input_shape=(3, SIZE, SIZE), **FACTS)
 X = torch.randint(0, 256, (3, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 X[1] //= 3  # darker
-SLOW = pytest.mark.slow(reason="networks of 100 to 500 MB")
-NETWORKS = {
-    "resnet18": "fc", "mobilenet_v2": "classifier.1", "mobilenet_v3_small": "classifier.3", "googlenet": "fc",
-    "efficientnet_b0": "classifier.1", "mnasnet0_5": "classifier.1", "squeezenet1_1": "classifier.1",
-    "densenet121": "classifier", "regnet_y_400mf": "fc", "shufflenet_v2_x0_5": "fc",
-}  # fmt: skip
-LARGE_NETWORKS = {
+SLOW = pytest.mark.slow(reason="networks of up to 500 MB")
+NETWORKS = {"resnet18": "fc", "googlenet": "fc", "squeezenet1_1": "classifier.1", "densenet121": "classifier"}
+MORE_NETWORKS = {
+    "mobilenet_v2": "classifier.1", "mobilenet_v3_small": "classifier.3", "efficientnet_b0": "classifier.1",
+    "mnasnet0_5": "classifier.1", "regnet_y_400mf": "fc", "shufflenet_v2_x0_5": "fc",
     "convnext_tiny": "classifier.2", "swin_t": "head", "vit_b_16": "heads.head", "maxvit_t": "classifier.5",
     "inception_v3": "fc", "alexnet": "classifier.6", "vgg11": "classifier.6", "resnext50_32x4d": "fc",
 }  # fmt: skip
@@ -183,7 +161,7 @@ def hear_head(network, head, x):
     return inputs.mean((2, 3)) if inputs.dim() == 4 else inputs
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=SLOW) for name in LARGE_NETWORKS)])
+@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=SLOW) for name in MORE_NETWORKS)])
 def test_the_features_are_what_reaches_the_head_after_the_library_prepared_the_images(name, tmp_path):
     network, size = make_classifier(name), FIXED_SIZES.get(name, SIZE)
     torch.save(network.state_dict(), tmp_path / "w.pth")
@@ -191,7 +169,7 @@ def test_the_features_are_what_reaches_the_head_after_the_library_prepared_the_i
     x = nn.functional.interpolate(X.float(), (size, size)).to(torch.uint8)
     spec = dataclasses.replace(PHOTOS, input_shape=(3, size, size))
     prepare = models.get_model_weights(name).DEFAULT.transforms(crop_size=size, resize_size=size)
-    expected = hear_head(network, {**NETWORKS, **LARGE_NETWORKS}[name], prepare(x))
+    expected = hear_head(network, {**NETWORKS, **MORE_NETWORKS}[name], prepare(x))
     features, difference = encoder.encode(x, spec), float((expected[0] - expected[1]).abs().max())
     assert features.shape == expected.shape
     assert float((features - expected).abs().max()) < 0.01 * difference
@@ -255,10 +233,8 @@ def test_the_names_in_published_files_of_densenet_are_understood(tmp_path):
     ("change", "why"),
     [
         ({"layer1.0.conv1.weight": None}, r"lacks the tensor layer1\.0\.conv1\.weight\. .*ResNet"),
-        ({"layer1.0.bn1.running_mean": None}, r"lacks the tensor layer1\.0\.bn1\.running_mean"),
-        ({"layer1.0.gamma": torch.zeros(1)}, r"has the unknown tensor layer1\.0\.gamma"),
         ({"fc2.bias": torch.zeros(1)}, r"has the unknown tensor fc2\.bias"),
-        ({"conv1.weight": torch.zeros(64, 1, 7, 7)}, r"has another shape of conv1\.weight"),
+        ({"conv1.weight": torch.zeros(9), "bn1.bias": torch.zeros(9)}, r"has another shape of bn1\.bias and 1 more"),
         ({"conv1.weight": "text"}, r"must be a state_dict\(\) that torch\.save wrote"),
     ],
 )
@@ -315,7 +291,7 @@ def released(resnet, tmp_path_factory):
     return plan, x[130:]
 
 
-def test_a_colleague_brings_the_network_of_a_release_by_its_name(resnet, released):
+def test_a_colleague_brings_the_network_of_a_release_by_its_name(resnet, released, tmp_path, capsys):
     network, file = resnet
     plan, x = released
     release = plan.folder / "release"
@@ -335,23 +311,14 @@ def test_a_colleague_brings_the_network_of_a_release_by_its_name(resnet, release
         with pytest.raises(ValueError, match=why):
             load_student(release, encoder=encoder)
 
-
-def test_the_predict_command_needs_only_the_file_of_the_weights(resnet, released, tmp_path, capsys):
-    plan, x = released
+    with pytest.raises(ValueError, match=r"points='uint8 \[2, 3, 9, 9\]': must be images of shape"):
+        load_student(release, encoder={"weights": file}).predict(torch.zeros(2, 3, 9, 9, dtype=torch.uint8))
     for place, image in enumerate(x[:6]):
         Image.fromarray(image[0].numpy()).save(tmp_path / f"{place}.png")
-    assert cli.main(["predict", str(plan.folder), str(tmp_path), "--weights", str(resnet[1])]) == 0
+    capsys.readouterr()
+    assert cli.main(["predict", str(plan.folder), str(tmp_path), "--weights", str(file)]) == 0
     labels = [row["label"] for row in csv.DictReader(capsys.readouterr().out.splitlines())]
-    assert labels == load_student(plan.folder, encoder={"weights": resnet[1]}).predict_names(x[:6])
-
-
-def test_a_release_with_the_weights_needs_no_other_file(released):
-    plan, x = released
-    encoder = dataclasses.replace(plan.dataset.encoder, publish=True)
-    other = again(plan, "published", dataset=plan.dataset.source, encoder=encoder)
-    pipeline.run(other)
-    assert {file.name for file in (other.folder / "release/encoder").iterdir()} == {"resnet18-00000000.pth"}
-    assert load_student(other.folder / "release").predict(x).shape == (30,)
+    assert labels == load_student(plan.folder, encoder={"weights": file}).predict_names(x[:6])
 
 
 def test_the_command_line_names_the_network(resnet, tmp_path):
