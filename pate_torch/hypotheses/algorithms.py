@@ -161,9 +161,10 @@ class Algorithm:
 
 
 def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
-    c = p.options
-    options: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha, "beta": c.beta, "budget": budget}
-    return exponential.run_sspp(p.hypotheses, p.sample, p.select_points(1000), **options).hypothesis
+    c, public_x = p.options, p.select_points(1000)
+    return exponential.run_sspp(
+        p.hypotheses, p.sample, public_x, epsilon=c.epsilon, alpha=c.alpha, beta=c.beta, budget=budget
+    ).hypothesis
 
 
 def _list_labelings(p: Problem) -> Sequence[Any]:
@@ -177,9 +178,10 @@ def _compute_sspp_size(c: LearnOptions, d: int, num_candidates: int | None = Non
 
 
 def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
-    options: dict[str, Any] = {"epsilon": p.options.epsilon, "alpha": p.options.alpha, "budget": budget}
-    candidates = p.make_quantile_hypotheses()
-    return exponential.run_exponential_mechanism(p.hypotheses, candidates, p.sample, **options).hypothesis
+    c, candidates = p.options, p.make_quantile_hypotheses()
+    return exponential.run_exponential_mechanism(
+        p.hypotheses, candidates, p.sample, epsilon=c.epsilon, alpha=c.alpha, budget=budget
+    ).hypothesis
 
 
 def _compute_finite_size(c: LearnOptions, d: int, num_candidates: int | None = None) -> tuple[float, str]:
@@ -190,14 +192,9 @@ def _compute_finite_size(c: LearnOptions, d: int, num_candidates: int | None = N
 
 def _learn_convex(p: Problem, budget: NoiseProvider) -> Any:
     c = p.options
-    options: dict[str, Any] = {
-        "radius": c.radius,
-        "ridge": c.ridge,
-        "epsilon": c.epsilon,
-        "alpha": c.alpha,
-        "budget": budget,
-    }
-    return exponential.run_logistic_exponential(p.scaled_sample, **options).hypothesis
+    return exponential.run_logistic_exponential(
+        p.scaled_sample, radius=c.radius, ridge=c.ridge, epsilon=c.epsilon, alpha=c.alpha, budget=budget
+    ).hypothesis
 
 
 def _compute_convex_size(c: LearnOptions, d: int) -> tuple[float, str]:
@@ -206,10 +203,11 @@ def _compute_convex_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 
 def _learn_prediction(p: Problem, budget: NoiseProvider) -> Any:
-    x_Q = p.select_points(20)
-    options: dict[str, Any] = {"alpha": p.options.alpha, "constants": p.options.constants, "budget": budget}
-    options["epsilon"] = p.compute_answer_epsilon(len(x_Q))
-    predictions = prediction.run_private_prediction(p.hypotheses, p.sample, x_Q, **options)
+    c, x_Q = p.options, p.select_points(20)
+    epsilon = p.compute_answer_epsilon(len(x_Q))
+    predictions = prediction.run_private_prediction(
+        p.hypotheses, p.sample, x_Q, epsilon=epsilon, alpha=c.alpha, constants=c.constants, budget=budget
+    )
     return classes.fit_erm(p.hypotheses, x_Q, predictions.label_Q)
 
 
