@@ -17,7 +17,7 @@ from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.hypotheses import sample as samples
 from pate_torch.hypotheses.classes import HypothesisClass
-from pate_torch.hypotheses.sample import Floats, Sample
+from pate_torch.hypotheses.sample import Floats, Ints, Sample
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
@@ -111,10 +111,15 @@ def run_exponential_mechanism(
     return _choose(hypotheses, candidates, sample, epsilon, budget)
 
 
+def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample) -> Ints:
+    """PRIVATE. Count the errors of each candidate. One replaced record changes each count by at most 1."""
+    return hypotheses.count_errors(candidates, *sample.usable)
+
+
 def _choose(
     hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample, epsilon: float, budget: NoiseProvider
 ) -> ChosenHypothesis:
-    errors = hypotheses.count_errors(candidates, *sample.usable)  # one replaced record changes each count by at most 1
+    errors = count_errors(hypotheses, candidates, sample)
     if len(candidates) == 1:
         return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)

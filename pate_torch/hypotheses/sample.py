@@ -139,18 +139,18 @@ def find_smallest(holds: Callable[[int], bool], low: int = 1) -> int:
 
 
 @lru_cache(maxsize=256)
-def compute_net_size(eta: float, beta: float, vc_dimension: int) -> int:
+def compute_net_size(eta: float, beta: float, vc_dimension: int, growth_power: int = 2) -> int:
     """Compute the number of points that form an eta-net of a class with probability at least 1 - beta.
 
     An eta-net meets every symmetric difference of measure above eta. m >= 8/eta points miss such a difference with
-    probability at most 2 Pi(2m) 2^(-eta m/2), where the growth function Pi of the differences is at most the square of
-    that of the class. Sampling without replacement is no worse (DF20, after Lemma 1).
+    probability at most 2 Pi(2m) 2^(-eta m/2), where the growth function Pi of the differences is at most that of the
+    class to the power ``growth_power``. Sampling without replacement is no worse (DF20, after Lemma 1).
 
     Source: DF20 Lemma 1, with the constants of Blumer, Ehrenfeucht, Haussler & Warmuth 1989, Theorem A2.1.
     """
 
     def is_net(m: int) -> bool:
-        log_growth = 2 * compute_log_sauer_shelah(2 * m, vc_dimension)
+        log_growth = growth_power * compute_log_sauer_shelah(2 * m, vc_dimension)
         return math.log(2) + log_growth - eta * m / 2 * math.log(2) <= math.log(beta)
 
     return find_smallest(is_net, low=math.ceil(8 / eta))

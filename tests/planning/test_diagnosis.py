@@ -91,7 +91,7 @@ def test_the_stability_of_a_mean_is_its_closed_form():
     """Logistic regression on records that are all alike predicts their mean label, which moves by (y - y')/n."""
     n = 4
     options = {"optimizer": "sgd", "momentum": 0.0, "label_smoothing": 0.0, "schedule": "constant"}
-    recipe = TeacherRecipe(network="logistic", batch_size=n, steps=200, learning_rate=2.0, **options)
+    recipe = TeacherRecipe(network="logistic", batch_size=n, steps=50, learning_rate=2.0, **options)
     found = diagnose_shards(coins(256 * n), teachers(256, recipe))
     exact = 2 * 0.25 / n**2
     value, half_width = found.instability

@@ -29,13 +29,13 @@ def unanimous(num_classes, **choices):
 def test_votes_go_through_the_mechanism_itself():
     """Unanimous teachers: the chances of an answer and of the right one are known exactly."""
     setting = {"min_queries": 40_000, "seed": 3}
-    forecast = simulate_release(*unanimous(2, mechanism=GNMax(sigma=25), num_queries=50), **setting)
+    forecast = simulate_release(*unanimous(2, mechanism=GNMax(sigma=25), num_queries=4000), **setting)
     chance = norm.cdf(30 / (math.sqrt(2) * 25))
     assert forecast.answer_rate == 1
     assert forecast.accuracy == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
     assert abs(forecast.accuracy - norm.cdf(30 / 25)) > 0.05  # the noise of one count only
     mechanism = ConfidentGNMax(sigma=25, screen_sigma=20, threshold=40)
-    answer_rate = simulate_release(*unanimous(2, mechanism=mechanism, num_queries=50), **setting).answer_rate
+    answer_rate = simulate_release(*unanimous(2, mechanism=mechanism, num_queries=4000), **setting).answer_rate
     chance = norm.cdf((30 - 40) / 20)
     assert answer_rate == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
 
