@@ -187,7 +187,7 @@ def make_printed_pair(threshold: float, queries: int):
 def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
     mechanism = sparse_vector.DistanceToInstability(epsilon=1.0, delta=1e-7)
     pairs = [make_printed_pair(mechanism.threshold, 1)]
-    assert audit(mechanism, pairs, runs=500_000, confidence=CERTAIN).is_sound
+    assert audit(mechanism, pairs, runs=50_000, confidence=CERTAIN).is_sound
     monkeypatch.setattr(sparse_vector, "compute_instability_distance", compute_printed_distance)
     result = audit(mechanism, pairs, runs=500_000, confidence=CERTAIN)
     assert not result.is_sound and result.proven > 1.5 > result.claimed
@@ -282,7 +282,7 @@ class SeededOneByOne(SeededInside):
 @pytest.mark.parametrize("mechanism_class", [SeededInside, SeededOneByOne])
 def test_a_generator_seeded_inside_the_mechanism_is_found(mechanism_class):
     mechanism = mechanism_class(sigma=3.0)
-    result = audit(mechanism, mechanism.worst_case_neighbors(2), runs=300)
+    result = audit(mechanism, mechanism.worst_case_neighbors(2), runs=100)
     assert not result.is_sound and result.faults
 
 
