@@ -122,6 +122,7 @@ def test_settings_that_cannot_work_are_refused(monkeypatch):
         Dask().start(1, Path())
 
 
+@pytest.mark.slow(reason="kill run, starts Dask")
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_worker_of_dask_costs_a_repetition(tmp_path):
     lines = []
