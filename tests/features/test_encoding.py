@@ -272,7 +272,7 @@ def released(resnet, tmp_path_factory):
     (x, y), folder = images(160, 0), tmp_path_factory.mktemp("released")
     test = {"test_x": x[130:], "test_y": y[130:]}
     source = Tensors(name="squares", x=x[:100], y=y[:100], pool_x=x[100:130], class_names=3, **test)
-    plan = changed(tiny(folder / "home"), dataset=source, encoder=make_encoder(resnet[1]))
+    plan = changed(tiny(folder / "home"), dataset=source, encoder=make_encoder(resnet[1], batch_size=8))
     pipeline.run(plan)
     return plan, x[130:138]
 
@@ -286,16 +286,17 @@ def test_a_colleague_brings_the_network_of_a_release_by_its_name(resnet, release
     student = load_student(release)
     with pytest.raises(ValueError, match=r"resnet18-00000000\.pth with SHA-256 .*encoder=\{'weights': <file>\}"):
         student.predict(x)
-    expected = student.predict(make_encoder(file).encode(x, student.spec.encoder.points)).tolist()
+    encoder = make_encoder(file, batch_size=8)
+    expected = student.predict(encoder.encode(x, student.spec.encoder.points)).tolist()
     assert len(set(expected)) > 1
-    for encoder in (make_encoder(file, license="BSD"), {"weights": file}):
-        assert load_student(release, encoder=encoder).predict(x).tolist() == expected
-    for encoder, why in (
-        (dataclasses.replace(make_encoder(file), size=40), "encoder options"),
+    for same in (dataclasses.replace(encoder, license="BSD"), {"weights": file}):
+        assert load_student(release, encoder=same).predict(x).tolist() == expected
+    for other, why in (
+        (dataclasses.replace(encoder, size=40), "encoder options"),
         (Encoder(module=network, weights=str(file)), r"encoder module=.*must be 'torchvision:resnet18'"),
     ):
         with pytest.raises(ValueError, match=why):
-            load_student(release, encoder=encoder)
+            load_student(release, encoder=other)
 
     with pytest.raises(ValueError, match=r"points='uint8 \[2, 3, 9, 9\]': must be images of shape"):
         load_student(release, encoder={"weights": file}).predict(torch.zeros(2, 3, 9, 9, dtype=torch.uint8))
