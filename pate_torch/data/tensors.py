@@ -75,5 +75,6 @@ def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tenso
     if y.shape != (count,):
         raise checks.error(key, tuple(y.shape), f"must be {count} integers, one for each point")
     if int(y.min()) < 0 or int(y.max()) >= num_classes:
-        raise checks.error(key, "labels", f"must be integers in 0..{num_classes - 1}", "List every class in class_names.")
+        fix = "List every class in class_names."
+        raise checks.error(key, "labels", f"must be integers in 0..{num_classes - 1}", fix)
     return y
