@@ -114,8 +114,8 @@ def _bound_failures(m: int, nu: float, gamma: float) -> int:
 
 @functools.lru_cache(maxsize=64)  # many margins have the same bound
 def _make_price(max_failures: int, m: int, epsilon: float, delta: float) -> Any:
-    options = {"epsilon": epsilon, "delta": delta, "failure_delta": delta / 2}
-    return SparseVector(**options, max_failures=max_failures).make_price(m)
+    mechanism = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=max_failures)
+    return mechanism.make_price(m)
 
 
 def format_shards(shards: tuple[ShardDiagnosis, ...]) -> list[str]:
