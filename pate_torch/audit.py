@@ -43,6 +43,7 @@ from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
 
 Outcomes = NDArray[np.int64]
+ScoreFunction = Callable[[Outcomes], NDArray[np.float64]]
 STOPPED_OUTCOME = -2  # outcome of a query after the mechanism has stopped
 NUM_TESTED_SETS = 8  # number of outcome sets that the second half tests, in both directions together
 
@@ -65,8 +66,7 @@ class AuditResult:
     Attributes:
         proven: Largest lower bound on epsilon that the outcomes prove, at level ``confidence``.
         claimed: Epsilon of the mechanism's ``privacy_events``.
-        runs: Number of runs on each side of each pair.
-        queries: Number of queries in each run.
+        runs: Number of runs, of ``queries`` each, on each side of each pair.
         faults: Faults that are found without statistics, such as events that cost more than was charged.
     """
 
@@ -82,7 +82,6 @@ class AuditResult:
 
     @property
     def is_sound(self) -> bool:
-        """True if the claim is not refuted."""
         return self.proven <= self.claimed and not self.faults
 
 
@@ -98,9 +97,6 @@ def audit_outcomes(
         confidence: Joint confidence level of all bounds.
         groups: Group number of each column; columns of a group have the same distribution and share one score. None
             if each column is its own group.
-
-    Returns:
-        The strongest evidence; its epsilon is zero if nothing is proven.
     """
     checks.between("delta", delta, 0, 1)
     checks.between("confidence", confidence, 0, 1, exclusive=True)
@@ -136,9 +132,6 @@ def _compute_epsilon_bound(
     p_low = np.where(p_hits == 0, 0.0, stats.beta.ppf(level / 2, np.maximum(p_hits, 1), p_runs - p_hits + 1))
     q_high = np.where(q_hits == q_runs, 1.0, stats.beta.isf(level / 2, q_hits + 1, np.maximum(q_runs - q_hits, 1)))
     return np.where(p_low > delta, np.log(np.maximum(p_low - delta, 1e-300) / q_high), -np.inf)
-
-
-ScoreFunction = Callable[[Outcomes], NDArray[np.float64]]
 
 
 def _make_log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> ScoreFunction:
@@ -190,11 +183,13 @@ def audit(
         for side in (pair.left, pair.right):
             outcomes, event_sets = _draw_outcomes(mechanism, pair, side, runs)
             first, second = (_draw_outcomes(mechanism, pair, side, min(runs, 256))[0] for _ in range(2))
-            if np.array_equal(first, second) and not _can_repeat_by_chance(outcomes, len(first)):
+            counts = np.unique(outcomes, axis=0, return_counts=True)[1]
+            collision_log = len(first) * math.log(float(((counts / len(outcomes)) ** 2).sum()))
+            if np.array_equal(first, second) and collision_log <= math.log(1e-9):  # else both may agree by chance
                 faults["the noise is seeded, because two fresh noise sources gave the same answers"] = None
             if any((rdp.compute_curve(events) > max_curve).any() for events in event_sets):
                 faults["the incurred events cost more than the charged worst case"] = None
-            is_constant &= len(np.unique(outcomes, axis=0)) == 1
+            is_constant &= len(counts) == 1
             sides.append(outcomes)
         level = 1 - (1 - confidence) / len(pairs)
         evidence = audit_outcomes(*sides, delta=delta, confidence=level, groups=pair.groups)
@@ -262,13 +257,6 @@ def _encode(answers: Answers, queries: int, is_count_added: bool) -> Outcomes:
     return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED_OUTCOME)
 
 
-def _can_repeat_by_chance(outcomes: Outcomes, runs: int) -> bool:
-    """Return whether two series of ``runs`` runs agree by chance with a probability above 1e-9."""
-    _, counts = np.unique(outcomes, axis=0, return_counts=True)
-    collision = float(((counts / len(outcomes)) ** 2).sum())
-    return runs * math.log(collision) > math.log(1e-9)
-
-
 class AuditSetting(NamedTuple):
     """The number of queries and runs, and the parameters of the mechanism, by which an audit finds most faults."""
 
@@ -280,21 +268,17 @@ class AuditSetting(NamedTuple):
 # With one failure and lambda of about 1, the cost of a block is visible in a single block of eight tests. With many
 # failures, the cost per block would be too small to detect.
 _SPARSE = {"epsilon": 2.0, "max_failures": 1}
-SETTINGS = {
+SETTINGS = {  # by the name of the mechanism, where the default does not fit
     "sparse_vector": AuditSetting(queries=8, runs=20_000, overrides=_SPARSE),
     "soft_sparse_vector": AuditSetting(queries=8, runs=20_000, overrides={**_SPARSE, "bins": 4}),
     "single_stable": AuditSetting(overrides={"epsilon": 1.0, "delta": 1e-7}),
     # Later steps start at noisy weights, where gradients are shorter.
     "gradient_descent": AuditSetting(queries=1, runs=20_000, overrides={"steps": 1}),
 }
-"""Name of a mechanism -> its audit setting, if it is not the default."""
 
 
 def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, AuditSetting]:
-    """Load a mechanism by name, with parameters for an audit instead of those of a data set.
-
-    Raises ValueError if the mechanism does not exist or a parameter is invalid.
-    """
+    """Load a mechanism by name, with parameters for an audit instead of those of a data set."""
     from hydra.utils import get_class
 
     checks.one_of("mechanism", name, list(COMPONENTS["mechanism"]))
@@ -306,15 +290,12 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
     # The default adjacency refers to the partition of a run.
     adjacency = {"adjacency": "add_remove"} if "adjacency" in defaults else {}
-    config = {
-        "mechanism": OmegaConf.merge(defaults, adjacency, dict(setting.overrides), mechanism_overrides),
-        "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
-        "privacy": {"delta": delta},
-        "noise": noise,
-    }
-    root = OmegaConf.create(config)
-    values = cast(dict[str, Any], OmegaConf.to_container(root.mechanism, resolve=True))
-    return get_class(values.pop("_target_"))(**values), setting  # hydra's instantiate would wrap the ValueError
+    recommended = {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta}
+    values = OmegaConf.merge(defaults, adjacency, dict(setting.overrides), mechanism_overrides)
+    scope = {"mechanism": values, "recommended": recommended, "privacy": {"delta": delta}, "noise": noise}
+    root = OmegaConf.create(scope)
+    options = cast(dict[str, Any], OmegaConf.to_container(root.mechanism, resolve=True))
+    return get_class(options.pop("_target_"))(**options), setting  # hydra's instantiate would wrap the ValueError
 
 
 def check_plan(mechanism: Mechanism, pair: NeighborPair) -> None:
@@ -338,15 +319,12 @@ def main(args: argparse.Namespace) -> int:
         check_plan(mechanism, pair)
     runs = args.runs or setting.runs
     result = audit(mechanism, pairs, runs=runs, delta=args.delta, confidence=args.confidence)
+    facts = {"sound": result.is_sound, "audited": str(mechanism), "version": version("pate-torch")}
+    description = json.dumps(asdict(result) | facts)
     if args.output is not None:
-        write_atomically(args.output, json.dumps(describe(result, mechanism)) + "\n")
-    print(json.dumps(describe(result, mechanism)) if args.json else format_result(result, mechanism))
+        write_atomically(args.output, f"{description}\n")
+    print(description if args.json else format_result(result, mechanism))
     return 0 if result.is_sound else 1
-
-
-def describe(result: AuditResult, mechanism: Mechanism) -> dict[str, Any]:
-    """Describe the result, the audited mechanism and the version of the package as plain values."""
-    return {**asdict(result), "sound": result.is_sound, "audited": str(mechanism), "version": version("pate-torch")}
 
 
 def format_result(result: AuditResult, mechanism: Mechanism) -> str:

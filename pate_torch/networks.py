@@ -26,9 +26,7 @@ from pate_torch.core import checks
 Design = Mapping[str, Any] | None
 """Name and options of a network. None for logistic regression."""
 _BLOCK_POINTS = 1 << 16  # public points that ``NeighborVote`` compares at once
-
 Shape = tuple[int, ...]
-"""Shape of an input, such as (channels, height, width)."""
 
 
 class Residual(nn.Module):
@@ -165,18 +163,18 @@ class WhitenAndClip(nn.Module):
 class _Rules(nn.Module):
     """R rules that accept or reject a point: one rule for two classes, or one rule for each of more classes.
 
-    ``share_R`` is the share of the public points that each rule accepts. If several rules accept a point, the rule with
-    the smallest share wins. If no rule accepts the point, the rule with the largest share wins. For two classes the
-    logits are 0 and 40, so the softmax is 1 in float32.
+    ``evaluate`` returns whether each rule accepts each point, bool [B, R]. ``share_R`` is the share of the public
+    points that each rule accepts. If several rules accept a point, the rule with the smallest share wins. If no rule
+    accepts the point, the rule with the largest share wins. For two classes the logits are 0 and 40, so the softmax is
+    1 in float32.
     """
 
-    def __init__(self, rules: int) -> None:
-        super().__init__()
-        self.share_R = nn.Buffer(torch.zeros(rules))
+    evaluate: Callable[[Tensor], Tensor]
 
-    def evaluate(self, x_BD: Tensor) -> Tensor:
-        """Return whether each rule accepts each point, bool [B, R]."""
-        raise NotImplementedError
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_rules = 1 if num_classes == 2 else num_classes
+        self.share_R = nn.Buffer(torch.zeros(self.num_rules))
 
     def forward(self, x_BD: Tensor) -> Tensor:
         is_yes_BR = self.evaluate(x_BD)
@@ -191,12 +189,12 @@ class AxisRules(_Rules):
     Bounds are float64, because they lie between adjacent float32 values of a feature.
     """
 
-    def __init__(self, rules: int) -> None:
-        super().__init__(rules)
-        self.low_R = nn.Parameter(torch.zeros(rules, dtype=torch.float64), requires_grad=False)
-        self.high_R = nn.Parameter(torch.zeros(rules, dtype=torch.float64), requires_grad=False)
-        self.feature_R = nn.Buffer(torch.zeros(rules, dtype=torch.int64))
-        self.inside_R = nn.Buffer(torch.ones(rules, dtype=torch.bool))
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.low_R = nn.Parameter(torch.zeros(self.num_rules, dtype=torch.float64), requires_grad=False)
+        self.high_R = nn.Parameter(torch.zeros(self.num_rules, dtype=torch.float64), requires_grad=False)
+        self.feature_R = nn.Buffer(torch.zeros(self.num_rules, dtype=torch.int64))
+        self.inside_R = nn.Buffer(torch.ones(self.num_rules, dtype=torch.bool))
 
     def evaluate(self, x_BD: Tensor) -> Tensor:
         value_BR = x_BD.double()[:, self.feature_R]
@@ -209,11 +207,11 @@ class HalfPlaneRules(_Rules):
     A point on the line is accepted if it does not lie beyond the tail in the direction of the head.
     """
 
-    def __init__(self, rules: int) -> None:
-        super().__init__(rules)
-        self.tail_RD = nn.Parameter(torch.zeros(rules, 2, dtype=torch.float64), requires_grad=False)
-        self.head_RD = nn.Parameter(torch.zeros(rules, 2, dtype=torch.float64), requires_grad=False)
-        self.always_R = nn.Buffer(torch.zeros(rules, dtype=torch.bool))
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.tail_RD = nn.Parameter(torch.zeros(self.num_rules, 2, dtype=torch.float64), requires_grad=False)
+        self.head_RD = nn.Parameter(torch.zeros(self.num_rules, 2, dtype=torch.float64), requires_grad=False)
+        self.always_R = nn.Buffer(torch.zeros(self.num_rules, dtype=torch.bool))
 
     def evaluate(self, x_BD: Tensor) -> Tensor:
         edge_RD, offset_BRD = self.head_RD - self.tail_RD, x_BD.double()[:, None] - self.tail_RD
@@ -326,13 +324,9 @@ def convnet(
 
 
 def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> nn.Module:
-    """Make a pre-activation residual block (He et al. 2016)."""
-    branch = nn.Sequential(
-        _make_norm(norm, inputs),
-        nn.ReLU(),
-        *_make_conv_block(inputs, outputs, norm, stride),
-        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-    )
+    # before the activation, as in He et al. 2016
+    convolutions = *_make_conv_block(inputs, outputs, norm, stride), nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+    branch = nn.Sequential(_make_norm(norm, inputs), nn.ReLU(), *convolutions)
     is_identity = inputs == outputs and stride == 1
     shortcut = nn.Identity() if is_identity else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
     return Residual(branch, shortcut)
@@ -391,6 +385,12 @@ def _build_design(of: Design, input_shape: Shape, num_classes: int) -> nn.Module
     return build(design["name"], input_shape, num_classes, **design["options"])
 
 
+@torch.no_grad()
+def _build_trunk(of: Design, input_shape: Shape, num_classes: int) -> tuple[nn.Module, int]:
+    trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
+    return trunk, trunk(torch.zeros(1, *input_shape)).flatten(1).shape[1]
+
+
 def probe(
     input_shape: Shape, num_classes: int, *, of: Design = None, points: int = 0, neighbors: int = 0, directions: int = 1
 ) -> nn.Module:
@@ -400,9 +400,7 @@ def probe(
     clipped. If ``neighbors`` > 0, a mean-shift step towards ``points`` public points follows the scaled features
     (``MeanShift``).
     """
-    trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
-    with torch.no_grad():
-        width = L2Normalize()(trunk(torch.zeros(1, *input_shape))).shape[1]
+    trunk, width = _build_trunk(of, input_shape, num_classes)
     if neighbors:
         trunk = nn.Sequential(trunk, L2Normalize(), MeanShift(points, width, neighbors))
     whitening = WhitenAndClip(width, directions)
@@ -413,10 +411,9 @@ def neighbor_vote(
     input_shape: Shape, num_classes: int, *, of: Design = None, points: int = 1, neighbors: int = 10
 ) -> nn.Module:
     """Build the vote of the nearest public points in the features of a design, for students (``NeighborVote``)."""
-    trunk = nn.Sequential(make_feature_extractor(_build_design(of, input_shape, num_classes)).eval(), L2Normalize())
-    with torch.no_grad():
-        width = trunk(torch.zeros(1, *input_shape)).shape[1]
-    return nn.Sequential(trunk if of else nn.Identity(), NeighborVote(points, width, num_classes, neighbors))
+    trunk, width = _build_trunk(of, input_shape, num_classes)
+    features = nn.Sequential(trunk, L2Normalize()) if of else nn.Identity()
+    return nn.Sequential(features, NeighborVote(points, width, num_classes, neighbors))
 
 
 def fourier(input_shape: Shape, num_classes: int, *, cosines: int = 256, knots: int = 64) -> nn.Module:
@@ -425,19 +422,11 @@ def fourier(input_shape: Shape, num_classes: int, *, cosines: int = 256, knots: 
     return nn.Sequential(nn.Flatten(), Fourier(width, cosines, knots), nn.Linear(2 * width + cosines, num_classes))
 
 
-def axis_rules(input_shape: Shape, num_classes: int) -> nn.Module:
-    """Build rules on single features: one rule for two classes, or one rule for each of more classes."""
-    return AxisRules(1 if num_classes == 2 else num_classes)
-
-
-def half_plane_rules(input_shape: Shape, num_classes: int) -> nn.Module:
-    """Build half-plane rules on two features: one for two classes, or one for each of more classes."""
-    return HalfPlaneRules(1 if num_classes == 2 else num_classes)
-
-
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     **NETWORKS,
-    **{builder.__name__: builder for builder in (voting, probe, neighbor_vote, fourier, axis_rules, half_plane_rules)},
+    **{builder.__name__: builder for builder in (voting, probe, neighbor_vote, fourier)},
+    "axis_rules": lambda input_shape, num_classes: AxisRules(num_classes),
+    "half_plane_rules": lambda input_shape, num_classes: HalfPlaneRules(num_classes),
 }
 
 

@@ -25,7 +25,9 @@ def test_maps_images_to_logits_and_is_rebuilt_from_plain_data(name, shape):
     torch.testing.assert_close(again.eval()(x), module.eval()(x), rtol=0, atol=0)
 
 
-def test_options_survive_the_description():
+def test_options_survive_the_description_and_sizes_are_the_documented_ones():
+    for name, low, high in (("cnn", 4e5, 1.2e6), ("lean_cnn", 5e4, 3e5), ("convnet", 2e6, 4e6)):
+        assert low < networks.count_parameters(networks.build(name, (1, 28, 28), 10)) < high
     described = networks.describe("lean_cnn", IMAGES, 5, channels=(6, 9), hidden=11)
     assert described["options"] == {"channels": [6, 9], "hidden": 11}
     widths = [p.shape[0] for n, p in networks.rebuild(described).named_parameters() if n.endswith("weight")]
@@ -58,11 +60,6 @@ def test_initialization_is_he_normal_with_a_zero_output_layer():
     assert not linear[-1].weight.any() and not linear[-1].bias.any()
     loss = nn.functional.cross_entropy(module(torch.randn(6, 400)), torch.arange(6))
     assert loss.item() == pytest.approx(math.log(10), abs=1e-6)
-
-
-@pytest.mark.parametrize(("name", "low", "high"), [("cnn", 4e5, 1.2e6), ("lean_cnn", 5e4, 3e5), ("convnet", 2e6, 4e6)])
-def test_sizes_are_the_documented_ones(name, low, high):
-    assert low < networks.count_parameters(networks.build(name, (1, 28, 28), 10)) < high
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def _set_switches(value_by_switch: dict[tuple[Any, str], Any]) -> Iterator[None]:
-    """Set attributes of torch's backends, which all threads share.
-
-    Of several blocks the one that began last decides, and the last one to end restores the previous values.
-    """
+    # All threads share the backends. The block that began last decides, and the last to end restores previous values.
     block = object()
 
     def apply_values() -> None:
@@ -109,8 +106,7 @@ def deterministic_mode(device: torch.device) -> Iterator[None]:
 def single_thread_mode(enabled: bool = True) -> Iterator[None]:
     """Run the torch operations of the calling thread without further threads, if ``enabled``.
 
-    Small operations gain little from more threads. On a busy machine, waiting for the threads can take a hundred times
-    longer than the operations.
+    On a busy machine, waiting for the threads can take a hundred times longer than small operations.
     """
     num_threads = torch.get_num_threads()
     if enabled:

@@ -25,7 +25,6 @@ from pate_torch.core.scheduling import WorkerLost
 
 MIN_STEPS_FOR_FORK, MIN_STEPS_FOR_SPAWN = 600, 5000
 """Number of training steps above which processes save time. Spawned processes import torch anew."""
-
 _DASK_SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # work whose worker was lost begins again in run_units
     **{f"distributed.worker.memory.{name}": False for name in ("target", "spill")},  # no memory is written to a disk
@@ -50,7 +49,6 @@ class Workers:
     """Processes of this machine with one thread each. Teachers are the same for any number of processes.
 
     Attributes:
-        are_local: Whether the workers run on this machine, as processes that it can fork.
         workers: Number of processes. 1, as on any GPU, to train in the main process. None to use one process for each
             core if processes save time.
         chunk: Number of teachers trained at once, at most 16 on a CPU. None to fit the network, batch and device.
@@ -58,7 +56,7 @@ class Workers:
 
     workers: int | None = None
     chunk: int | None = None
-    are_local: ClassVar[bool] = True
+    are_local: ClassVar[bool] = True  # whether the workers run on this machine, as processes that it can fork
 
     def __post_init__(self) -> None:
         checks.optional(checks.integer, "executor.workers", self.workers, low=1)

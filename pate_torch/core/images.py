@@ -24,9 +24,6 @@ def convert_images(key: str, x: Any, *, is_private: bool = False) -> tuple[np.nd
         x: Array of images [N, H, W] or [N, Ch, H, W] of whole numbers in 0..255 or fractions in 0..1.
         is_private: Whether the images are private. Then values out of range are clipped, and values that are not finite
             become 0. Otherwise both are errors.
-
-    Raises:
-        ValueError: The shape or the type is wrong, or a value of an image that is not private is out of range.
     """
     x = np.asarray(x)
     x = x[:, None] if x.ndim == 3 else x

@@ -21,12 +21,7 @@ VECTOR = 64
 
 
 class Adam:
-    """AdamW (Loshchilov and Hutter 2019), which equals Adam if ``weight_decay`` is 0.
-
-    Args:
-        params: Parameters, updated in place.
-        weight_decay: Decoupled weight decay.
-    """
+    """AdamW (Loshchilov and Hutter 2019), which updates ``params`` in place. Without ``weight_decay``, it is Adam."""
 
     def __init__(self, params: Sequence[Tensor], weight_decay: float) -> None:
         self.params, self.weight_decay = list(params), weight_decay
@@ -43,12 +38,9 @@ class Adam:
 
 
 class Sgd:
-    """Stochastic gradient descent with heavy-ball momentum.
+    """Stochastic gradient descent with heavy-ball momentum, which updates ``params`` in place.
 
-    Args:
-        params: Parameters, updated in place.
-        momentum: Momentum factor.
-        weight_decay: Coefficient of the L2 penalty.
+    ``weight_decay`` is the coefficient of the L2 penalty.
     """
 
     def __init__(self, params: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
@@ -72,12 +64,7 @@ class ParameterBuffer:
     A processor rounds numbers at the end of a tensor differently if they fill no whole vector. In separate tensors, the
     bits of a teacher would therefore depend on the number of teachers that are trained together.
 
-    Args:
-        params: Initial values of the parameters, of one type on one device.
-
-    Attributes:
-        values: All parameters, and zeros between them.
-        params: Parameters, which are parts of ``values``.
+    ``values`` holds all parameters, of one type on one device, and zeros between them. ``params`` are its parts.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:

@@ -25,9 +25,8 @@ Log = Callable[[str, float, int], None]
 """Callback log(tag, value, step). The function that passes the callback decides whether the values are private."""
 Callback = Callable[[str, int, int], object]
 """PRIVATE. A user's callback(stage, done, total). A stage may count the private records."""
-FIRST_LINE_SECONDS, LINE_INTERVAL_SECONDS, RESUME_SECONDS = 3.0, 60.0, 1.0
-"""Time before the first estimate of a stage in a pipe, time between two estimates, and time within which the first
-report of a stage counts as work of an earlier run."""
+FIRST_LINE_SECONDS, LINE_INTERVAL_SECONDS = 3.0, 60.0  # time before the first estimate in a pipe, and between two
+RESUME_SECONDS = 1.0  # time within which the first report of a stage counts as work of an earlier run
 
 
 def do_nothing(*_: object) -> None:
@@ -36,8 +35,7 @@ def do_nothing(*_: object) -> None:
 
 def format_duration(seconds: float) -> str:
     """Format a duration: 12.3 as '12 s', 83 as '1:23', 4000 as '1:06:40'."""
-    total_seconds = int(seconds + 0.5)
-    minutes, rest = divmod(total_seconds, 60)
+    minutes, rest = divmod(int(seconds + 0.5), 60)
     if minutes == 0:
         return f"{rest} s"
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
@@ -128,13 +126,12 @@ class Stages:
 
 @dataclass(eq=False)
 class StageTimer:
-    """A timer that adds up the seconds of each stage in ``seconds``, by the name of the stage."""
+    """A timer of ``with`` blocks that adds up ``seconds`` by the name of the stage."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Add the time spent in the ``with`` block to the stage."""
         start = time.monotonic()
         yield
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - start, 3)

@@ -51,12 +51,8 @@ def is_main() -> bool:
 
 
 def get_local_device(device: torch.device) -> torch.device:
-    """Return the device of this rank: rank i of a machine uses the i-th GPU. All ranks must call this function.
-
-    Raises:
-        ValueError: Ranks have devices of different kinds, for which the sizes of launches differ.
-    """
-    kinds = gather_objects(device.type)
+    """Return the device of this rank: rank i of a machine uses the i-th GPU. All ranks must call this function."""
+    kinds = gather_objects(device.type)  # for devices of different kinds, the sizes of launches would differ
     if len(set(kinds)) > 1:
         kinds_by_rank = ", ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
         problem = f"must be of one kind on all ranks ({kinds_by_rank})"
@@ -74,7 +70,7 @@ def broadcast_object(value: Any = None) -> Any:
 def gather_objects(value: Any) -> list[Any]:
     """Return the values of all ranks on every rank."""
     values = [value] * get_world().size
-    if get_world().size > 1:
+    if len(values) > 1:
         _run_collective(lambda: dist.all_gather_object(values, value))
     return values
 

@@ -25,8 +25,7 @@ from pate_torch.core import checks
 LOCK_FILE_NAME = ".lock"
 _PARTIAL_FILE_PATTERN = re.compile(r"\.(tmp\w{6}|.+\.[0-9a-f]{12})")
 """Names of the unfinished files of safetensors and of ``files.atomic_replacement``."""
-_RELEASE_SECONDS = 0.05
-"""Number of seconds to wait for a lock that its holder may be releasing."""
+_RELEASE_SECONDS = 0.05  # time to wait for a lock that its holder may be releasing
 
 
 def get_run_id() -> str:
@@ -45,9 +44,8 @@ def make_unique_run_id() -> str:
 
 def create_protected_folder(folder: Path) -> None:
     """Create a folder and its parents, and withdraw write permission for other users from the folder and its parent."""
-    for parent_folder in reversed((folder, *folder.parents)):
-        if not parent_folder.exists():
-            parent_folder.mkdir(mode=0o755, exist_ok=True)
+    for parent_folder in reversed((folder, *folder.parents)):  # mkdir(parents=True) would ignore the mode of parents
+        parent_folder.mkdir(mode=0o755, exist_ok=True)
     for parent_folder in (folder, folder.parent):
         with contextlib.suppress(OSError):  # the folder belongs to another user
             parent_folder.chmod(parent_folder.stat().st_mode & ~0o022)
@@ -93,11 +91,7 @@ def check_root(root: object) -> Path:
 
 @contextlib.contextmanager
 def hold_run_folder(folder: Path) -> Iterator[None]:
-    """Lock a run's folder for this process, and remove the files in it that a killed run left unfinished.
-
-    Raises:
-        ValueError: Another run is writing into the folder.
-    """
+    """Lock a run's folder for this process, and remove the files in it that a killed run left unfinished."""
 
     def refuse(holder: str) -> None:
         fix = "Choose another folder: set another PATE_RUN_ID or paths.run, or unset both."
@@ -150,13 +144,7 @@ def remove_partial_files(folder: Path) -> None:
 def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]:
     """Acquire a lock, and yield whether this process holds the lock, which is always true with ``wait``.
 
-    Args:
-        path: Path of the lock file.
-        key: Name of the setting that determines the folder of the file, for messages.
-        wait: Whether to wait while another process holds the lock.
-
-    Raises:
-        ValueError: The file system does not support locks.
+    ``key`` is the setting that determines the folder of the file, for messages.
     """
     # A soft lock would stay locked after its process is killed. Any thread of the process may release the lock.
     lock = filelock.UnixFileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)

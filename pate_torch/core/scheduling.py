@@ -16,8 +16,8 @@ from pate_torch.core.progress import do_nothing
 Unit = TypeVar("Unit", bound=Hashable)
 Result = TypeVar("Result")
 
-MAX_LOSSES, SLOW_FACTOR, POLL_SECONDS = 3, 1.5, 0.2
-"""Losses of a unit that are tolerated, multiple of the median time from which a unit is slow, and time of a wait."""
+MAX_LOSSES, POLL_SECONDS = 3, 0.2  # losses of a unit that are tolerated, and time of a wait
+SLOW_FACTOR = 1.5  # multiple of the median time from which a unit is slow
 
 
 class WorkerLost(Exception):

@@ -19,15 +19,9 @@ _ONE_SECOND = np.timedelta64(1, "s")
 
 
 def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
-    """Encode texts as uint8 [N, length]; a longer text is cut between two characters.
+    """Encode texts that are not empty as uint8 [N, length]; a longer text is cut between two characters.
 
-    Args:
-        key: Name of the setting or argument that holds the texts, for messages.
-        texts: Texts that are not empty.
-        length: Number of bytes of a row, which is public.
-
-    Raises:
-        ValueError: An entry is empty or not a string. The message does not quote the entry, which may be private.
+    The length is public. Messages name the setting ``key``, and do not quote an entry, which may be private.
     """
     import torch  # imported here, because canonical texts need no torch
 

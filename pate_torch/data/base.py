@@ -23,18 +23,13 @@ Constants = tuple[tuple[float, ...], tuple[float, ...]]
 
 PathLike = str | os.PathLike[str]
 
-DATA_ROOT_VARIABLE = "PATE_DATA"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
     """Releasable. The facts that a source declares before any file is read. A fact that is not declared is None.
 
     Attributes:
-        name: Declared name of the data set.
-        num_classes: Number C of classes.
         num_private: Approximate number of private records, as published or declared.
-        num_public: Number P of public points.
         is_benchmark: Whether all records are public data.
         paths: Candidate locations of the owner's main file. Empty if the data are not in files.
         root: Folder of all data sets. None for the default of ``get_data_root``.
@@ -103,11 +98,9 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
 
     The published constants of image benchmarks are statistics of the training images, which are private here.
 
-    Args:
-        public_x: uint8 images [P, Ch, H, W], uint8 texts [P, L] or float rows [P, D].
-        standardize: Whether each feature of rows is standardized, bool or [D]. Images are always standardized, texts
-            never. A feature that is constant in the pool gets standard deviation 1, because a tiny standard deviation
-            would magnify private records that differ from the pool.
+    ``standardize``, bool or [D], selects features of rows. Images are always standardized, texts never. A feature that
+    is constant in the pool gets standard deviation 1, because a tiny standard deviation would magnify private records
+    that differ from the pool.
     """
     if public_x.dim() == 4:  # counts are exact, so the result does not depend on the order of the images
         channels = public_x.transpose(0, 1).flatten(1)
@@ -132,13 +125,7 @@ def compute_common_scale(public_x: Tensor) -> Constants:
 
 
 def make_encoded_spec(points: DataSpec, card: records.EncoderCard, x_PD: Tensor) -> DataSpec:
-    """Make the specification of an encoder's features.
-
-    Args:
-        points: Specification of the points that are encoded.
-        card: Description of the encoder.
-        x_PD: Features of the public points, float [P, D].
-    """
+    """Make the specification of an encoder's features, given those x_PD of the public points."""
     mean, std = compute_common_scale(x_PD)
     spec = replace(points, input_shape=(x_PD.shape[1],), mean=mean, std=std, encoder=card)
     return replace(spec, low=None, high=None, schema=None, resize=None, text=None)
@@ -160,7 +147,7 @@ def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -
 
 def get_data_root(root: PathLike | None) -> Path:
     """Return the folder of all data sets: ``root``, or else the environment variable PATE_DATA, or else ``data``."""
-    root = root or os.environ.get(DATA_ROOT_VARIABLE) or "data"
+    root = root or os.environ.get("PATE_DATA") or "data"
     if not isinstance(root, str | os.PathLike):
         raise checks.error("data_root", root, "must be the path of a folder")
     return Path(root).expanduser()
@@ -188,7 +175,7 @@ def list_candidate_paths(path: PathLike, root: PathLike | None) -> list[Path]:
 
 
 def check_name(name: Any) -> str:
-    """Check the declared name of a data set. The ledger account and the folders of the data set have this name."""
+    """Check the declared name of a data set, of its ledger account and of its folders."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         message = "must start with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
         raise checks.error("dataset.name", name, message)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.data import base
-from pate_torch.data.base import DATA_ROOT_VARIABLE, DatasetSource, SourceFacts
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.privacy.records import FROM_DATASET_CODE, Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.unit_ids import UnitIds, make_position_ids
 
@@ -26,19 +26,11 @@ LabeledImages = tuple[Tensor, Tensor]
 """Images, uint8 [N, Ch, H, W], and labels, int64 [N]."""
 
 _NUM_DIGITS = 1797
-_SPLIT_SEED = 0  # a constant, because a record that is public in one run must not be private in another run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(DatasetSource):
-    """A public benchmark, divided into private, public and test records of fixed sizes.
-
-    Attributes:
-        name: Declared name.
-        private: Number of private records. None for all records of the private files.
-        public: Number of public points.
-        test: Number of test records.
-    """
+    """A public benchmark, divided into private, public and test records. ``private`` is None for all in the files."""
 
     name: str
     private: int | None = None
@@ -110,7 +102,8 @@ class Digits(Benchmark):
         images, labels = load_digits(return_X_y=True)
         x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8))
         y = torch.from_numpy(labels.astype(np.int64))
-        order = rng.make_numpy_generator(_SPLIT_SEED, "digits", "split").permutation(_NUM_DIGITS)
+        # The seed is a constant, because a record that is public in one run must not be private in another run.
+        order = rng.make_numpy_generator(0, "digits", "split").permutation(_NUM_DIGITS)
         private, public, test, _ = np.split(order, np.cumsum([self.private, self.public, self.test]))
         private = np.sort(private)  # file order, so that unit ids can be the positions in the original file
         unit_id = make_position_ids(private)
@@ -119,13 +112,7 @@ class Digits(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBenchmark(Benchmark):
-    """A public image benchmark whose files torchvision reads.
-
-    Attributes:
-        path: Folder that holds the files. None for ``root``.
-        root: Folder of all data sets. None for the default of ``get_data_root``.
-        download: Whether to download missing files.
-    """
+    """A public image benchmark whose files torchvision reads from the folder ``path``, or from ``root`` if None."""
 
     path: str | None = None
     root: str | None = None
@@ -144,7 +131,7 @@ class ImageBenchmark(Benchmark):
 
     @property
     def private_sizes(self) -> Mapping[str, int]:
-        """Published number of images in each file of private images."""
+        """Number of images in each file of private images."""
         return {"train": self.train_size}
 
     @property
@@ -161,13 +148,11 @@ class ImageBenchmark(Benchmark):
         end = self.public + self.test
         if end > len(test_y):
             message = f"must be at most {len(test_y)}, the number of test images"
-            fix = "Lower dataset.public or dataset.test."
-            raise checks.error("dataset.public + dataset.test", end, message, fix)
+            raise checks.error("dataset.public + dataset.test", end, message, "Lower dataset.public or dataset.test.")
         public, test = slice(self.public), slice(self.public, end)
         return self.assemble((x, y), (test_x[public], test_y[public]), (test_x[test], test_y[test]))
 
     def _read_split(self, root: Path, split: str) -> LabeledImages:
-        """Read the images and labels of one file. If ``download`` is set, download a missing file first."""
         from torchvision import datasets  # imported here, because the import takes a second
 
         data = getattr(datasets, self.reader)(str(root), train=split == "train", download=self.download)
@@ -188,10 +173,8 @@ class ImageBenchmark(Benchmark):
             if self.download and isinstance(error, RuntimeError | OSError):
                 message = f"{self.name} could not be downloaded to {folder} ({error})"
                 raise checks.error("dataset.download", True, message, "Check the network.") from error
-            fix = (
-                f"Set data_root (or the environment variable {DATA_ROOT_VARIABLE}) to the folder that holds the files, "
-                "or remove damaged files and set dataset.download=true."
-            )
+            fix = "Set data_root (or the environment variable PATE_DATA) to the folder that holds the files, "
+            fix += "or remove damaged files and set dataset.download=true."
             message = f"could not be read from {folder} ({error!r})"
             raise checks.error("dataset.name", self.name, message, fix) from error
         return x, y
@@ -242,10 +225,8 @@ class Svhn(ImageBenchmark):
         root = base.get_data_root(self.path or self.root)
         if self.extra and not self.download and not (root / "extra_32x32.mat").is_file():
             problem = f"needs extra_32x32.mat, which could not be read from {root.absolute()}"
-            fix = (
-                "Set dataset.extra=false to use the 73,257 training images alone, data_root to the folder that holds "
-                "the file, or dataset.download=true to download it (1.3 GB)."
-            )
+            fix = "Set dataset.extra=false to use the 73,257 training images alone, data_root to the folder that holds "
+            fix += "the file, or dataset.download=true to download it (1.3 GB)."
             raise checks.error("dataset.extra", True, problem, fix)
         return super().load()
 

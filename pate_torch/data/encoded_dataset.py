@@ -22,7 +22,7 @@ from pate_torch.data.streams import PointStream
 from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
 from pate_torch.features.encoding import load_or_encode
 from pate_torch.privacy import records
-from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, PublicPool
+from pate_torch.privacy.records import Dataset, DataSpec, PublicPool
 
 ENCODER_FOLDER = "encoder"
 """Name of the folder of encoder files in a release."""
@@ -33,13 +33,8 @@ class EncodedDataset(DatasetSource):
     """A data set whose points are replaced by encoded features. The units and the roles of the records stay the same.
 
     The features of a point depend on this point alone. The normalization constants are the mean of the features of the
-    public points and one common scale, because a common scale preserves angles.
-
-    Attributes:
-        source: Source of the data set.
-        encoder: Encoder of the points.
-        root: Folder of the cache of encoded points.
-        device: Device of an encoder that is a torch module. Other encoders use the CPU.
+    public points and one common scale, because a common scale preserves angles. ``root`` is the folder of the cache.
+    Encoders that are no torch modules use the CPU, and not ``device``.
     """
 
     source: DatasetSource
@@ -49,7 +44,6 @@ class EncodedDataset(DatasetSource):
 
     @property
     def name(self) -> str:
-        """Declared name of the source."""
         return self.source.name
 
     def declared_facts(self) -> SourceFacts:
@@ -97,27 +91,19 @@ def encode_by_role(
     Guarantee: the features of a private record are finite and a function of that record alone. The second property is
     tested on a sample of public points. Features of private and test records that are not finite become zeros.
 
-    Args:
-        encoder: The encoder.
-        points: Specification of the points.
-        x_by_role: Points, which may be streams, by role: "public", "private" (PRIVATE) and optionally "test".
-        name: Name of the data set or account in the cache.
-        root: Folder of the cache of encoded points.
-        device: Device of an encoder that is a torch module.
-        stages: Display of progress and of the warning about the encoder's training data.
-
-    Returns:
-        Features by role, float32 [N, D].
-
-    Raises:
-        ValueError: The encoder cannot encode points of this kind, the features of one point depend on other points, or
-            features of public points are not finite.
+    The points are given by role: "public", "private" (PRIVATE) and optionally "test". They may be streams. ``name`` is
+    that of the data set or account in the cache.
     """
     card = encoder.make_card(points)
-    _warn_about_training_data(card, stages)
+    if not card.disjoint:
+        data = "are not declared (features.trained_on)" if card.trained_on is None else f"are {card.trained_on}"
+        stages.print_message(
+            f"Encoder {card.name}: its training data {data}. No epsilon covers private records in these data. "
+            "If there are none, set features.disjoint=true (in Python, Encoder(disjoint=True))."
+        )
     subjects = {"public": "the public points", "private": "the private records", "test": "the test records"}
 
-    @functools.cache
+    @functools.cache  # once, and only if points are encoded
     def check_independence() -> None:
         public = x_by_role["public"]
         x_P = next(public.iterate_blocks()) if isinstance(public, PointStream) else public
@@ -143,18 +129,6 @@ def encode_by_role(
     if not bool(feature_by_role["public"].isfinite().all()):
         raise checks.error("features.name", card.name, "returns features of public points that are not finite")
     return {role: x_ND.nan_to_num(0, 0, 0) for role, x_ND in feature_by_role.items()}
-
-
-def _warn_about_training_data(card: EncoderCard, stages: Stages) -> None:
-    """Warn the owner unless the training data of the encoder are declared to hold no private record."""
-    if card.disjoint:
-        return
-    is_declared = card.trained_on is not None
-    training_data = f"are {card.trained_on}" if is_declared else "are not declared (features.trained_on)"
-    stages.print_message(
-        f"Encoder {card.name}: its training data {training_data}. No epsilon covers private records in these "
-        "data. If there are none, set features.disjoint=true (in Python, Encoder(disjoint=True))."
-    )
 
 
 def _compute_digest(x: Tensor | PointStream) -> str:

@@ -38,8 +38,8 @@ class FileRecords:
         content: Points as the source reads them: a table, a sparse matrix or a list of image paths.
         labels: Label of each record as text [N]. An unknown label is "".
         unit_ids: Id of the privacy unit of each record [N].
-        point_names: Names [N] by which readers who hold the file identify its records. A key is the kind of name
-            ("id" or "file") and the column of the ids. The column is None for file names.
+        point_names: Names [N] by which readers who hold the file identify its records, by the kind of name ("id" or
+            "file") and the column of the ids, which is None for file names.
     """
 
     content: Any
@@ -142,8 +142,7 @@ class FileSource(DatasetSource):
         raise NotImplementedError
 
     @property
-    def _has_unnamed_records(self) -> bool:
-        """Whether there is only one file, and its records have no id and no group."""
+    def _has_unnamed_records(self) -> bool:  # whether there is only one file, and its records have no id and no group
         return not (self.public_path or self.test_path or self.group)
 
     @property
@@ -196,27 +195,26 @@ class FileSource(DatasetSource):
             if role != PRIVATE and (path.samefile(private_path) or path.resolve() in private_path.parents):
                 message = "is dataset.path, or a folder that contains it, so every private record would be public"
                 raise checks.error(key, str(path), message, f"Set {key} to separate public data, or leave it out.")
-        if not (self.benchmark or self.publish_split or self.public_path):
-            raise self._make_consent_error()
-        return files
-
-    def _make_consent_error(self) -> ValueError:
+        if self.benchmark or self.publish_split or self.public_path:
+            return files
         public, test = self._compute_split_shares()
-        subject = "records"
-        if self.group is not None:
-            subject = f"units (dataset.group={self.group}), with all records of each unit,"
-        message = (
-            f"about {public:.0%} of the {subject} in {self.path} would become public: the student is trained on these "
-            "points, their class names, categories and hashes are released, and no epsilon covers them"
-        )
+        units = f"units (dataset.group={self.group}), with all records of each unit,"
+        subject = "records" if self.group is None else units
+        message = f"about {public:.0%} of the {subject} in {self.path} would become public: the student is trained on "
+        message += "these points, their class names, categories and hashes are released, and no epsilon covers them"
         fix = "Name a file of public records (dataset.public_path=...), or agree by dataset.publish_split=true."
         if test:
             fix += f" Another {test:.0%} become test records, whose metrics only you see (dataset.publish_test)."
-        return checks.error("dataset.publish_split", False, message, fix)
+        raise checks.error("dataset.publish_split", False, message, fix)
 
     def load(self) -> Dataset:
         files = {role: self._read_file(role, key, path) for role, (key, path) in self._find_files().items()}
-        unit_id, role_N = self._assign_roles(files)
+        sizes, split = [len(file.labels) for file in files.values()], (self.fractions, self.seed)
+        if self.roles == "position":
+            unit_id, role_N = unit_ids.make_position_ids(sizes[0]), unit_ids.assign_by_position(sizes[0], *split)
+        else:
+            unit_id = unit_ids.concatenate_unit_ids([file.unit_ids for file in files.values()])
+            role_N = unit_ids.assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), *split)
         self._check_role_sizes(np.bincount(role_N, minlength=3))
         points = self._build_points(files, role_N)
         class_names, y_N = self._encode_labels(files, role_N)
@@ -252,14 +250,6 @@ class FileSource(DatasetSource):
         adjacencies, advice = self._get_adjacency_terms()
         return replace(data, adjacencies=adjacencies, advice=advice, num_dropped_by_reason=dict(num_dropped))
 
-    def _assign_roles(self, files: dict[int, FileRecords]) -> tuple[UnitIds, np.ndarray]:
-        """Assign a unit id and a role to each record of all files."""
-        sizes, split = [len(file.labels) for file in files.values()], (self.fractions, self.seed)
-        if self.roles == "position":
-            return unit_ids.make_position_ids(sizes[0]), unit_ids.assign_by_position(sizes[0], *split)
-        unit_id = unit_ids.concatenate_unit_ids([file.unit_ids for file in files.values()])
-        return unit_id, unit_ids.assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), *split)
-
     def _check_role_sizes(self, sizes: Iterable[int]) -> None:
         for role, count in zip(("private", "public", "test"), sizes, strict=True):
             if count == 0:
@@ -270,10 +260,8 @@ class FileSource(DatasetSource):
         """Return the class names, and the class of each record, int64 [N], with -1 for an unknown label."""
         labels = [label for file in files.values() for label in file.labels]
         name_by_label = {label: normalize_class_name(label) for label in set(labels)}
-        public_labels = {
-            name_by_label[labels[row]] for row in np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()
-        }
-        class_names = build_class_list(self.classes, public_labels)
+        public_rows = np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()
+        class_names = build_class_list(self.classes, {name_by_label[labels[row]] for row in public_rows})
         code_by_class = {value: code for code, value in enumerate(class_names)}
         code_by_label = {label: code_by_class.get(name, -1) for label, name in name_by_label.items()}
         return class_names, torch.tensor([code_by_label[label] for label in labels])

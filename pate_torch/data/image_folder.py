@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +49,10 @@ class ImageFolder(FileSource):
         checks.integer("dataset.size", self.size, low=4)
         if self.channels not in (1, 3):
             raise checks.error("dataset.channels", self.channels, "must be 1 (gray) or 3 (color)")
-        if self.group is not None:
-            try:
-                re.compile(self.group)
-            except re.error as error:
-                raise checks.error("dataset.group", self.group, f"must be a regular expression ({error})") from error
+        try:
+            re.compile(self.group or "")
+        except re.error as error:
+            raise checks.error("dataset.group", self.group, f"must be a regular expression ({error})") from error
 
     @property
     def _has_unnamed_records(self) -> bool:
@@ -76,12 +76,10 @@ class ImageFolder(FileSource):
             raise checks.error(key, str(path), "has no images in class folders", fix)
         relative_paths = [image.relative_to(path) for image in images]
         unit_names = [parse_unit_name(image, self.group) for image in relative_paths]
-        return FileRecords(
-            content=images,
-            labels=[image.parts[0] if len(image.parts) > 1 else "" for image in relative_paths],
-            unit_ids=parse_unit_ids("dataset.group", unit_names, len(images)),
-            point_names={("file", None): [image.as_posix() for image in relative_paths]},
-        )
+        labels = [image.parts[0] if len(image.parts) > 1 else "" for image in relative_paths]
+        unit_ids = parse_unit_ids("dataset.group", unit_names, len(images))
+        names = [image.as_posix() for image in relative_paths]
+        return FileRecords(content=images, labels=labels, unit_ids=unit_ids, point_names={("file", None): names})
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         images = [image for file in files.values() for image in file.content]
@@ -120,15 +118,8 @@ def parse_unit_name(path: Path, pattern: str | None, key: str = "dataset.group")
 class ImageFolderDataset(Dataset):
     """The images below a folder, in the order of their paths, as uint8 [Ch, H, W] with the name of the class folder.
 
-    The label of an image outside of the class folders is None.
-
-    Args:
-        path: Folder.
-        shape: Shape [Ch, H, W] to which images are converted: 1 channel for gray, 3 for color.
-        key: Name of the argument, for messages.
-
-    Raises:
-        ValueError: The folder has no images.
+    The label of an image outside of the class folders is None. Images are converted to ``shape`` [Ch, H, W]: 1 channel
+    for gray, 3 for color. Messages name the argument ``key``.
     """
 
     def __init__(self, path: Path | str, shape: Sequence[int], *, key: str = "path") -> None:
@@ -151,12 +142,11 @@ def find_common_shape(key: str, path: Path | str, size: int | None) -> tuple[int
 
     Height and width are ``size`` if it is not None. Otherwise all images must have one size.
     """
-    files = list_image_files(Path(path).expanduser())
-    modes, sizes = set[str](), set() if size is None else {(size, size)}
-    for file in files:
-        mode, file_size = _read_header(key, file)
-        modes.add(mode)
-        sizes |= {file_size} if size is None else set()
+    modes, sizes = set[str](), set[tuple[int, int]]()
+    for file in list_image_files(Path(path).expanduser()):
+        with _open_image(key, file) as image:
+            modes.add(image.mode)
+            sizes.add(image.size if size is None else (size, size))
     if len(sizes) > 1:
         fix = 'Pass ImageFolderDataset("folder", shape=(3, 64, 64)), for example.'
         raise checks.error(key, str(path), f"has images of {len(sizes)} sizes", fix)
@@ -164,36 +154,27 @@ def find_common_shape(key: str, path: Path | str, size: int | None) -> tuple[int
     return 1 if modes <= {"1", "L", "LA"} else 3, height, width
 
 
-def _read_header(key: str, file: Path) -> tuple[str, tuple[int, int]]:
+@contextlib.contextmanager
+def _open_image(key: str, file: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(file, formats=_FORMATS) as image:
-            return image.mode, image.size
-    except Exception as error:
+            yield image
+    except Exception as error:  # for damaged files, each format has different errors
         raise checks.error(key, str(file), f"is not a readable image ({error})") from error
 
 
 def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -> torch.Tensor:
-    """Read an image file as uint8 [channels, height, width].
+    """Read an image file as uint8 of ``shape``: channels (1 for gray, 3 for color), height and width.
 
-    Args:
-        key: Name of the setting, for messages.
-        file: Image file.
-        shape: Channels (1 for gray, 3 for color), height and width.
-        resize: RESIZE_METHOD. None to accept only images of this size.
-
-    Raises:
-        ValueError: The file is not readable, is not of this size, or has more than eight bits per channel. The message
-            names the file.
+    ``resize`` is RESIZE_METHOD, or None to accept only images of this size. Images of more than eight bits per channel
+    are refused.
     """
     channels, height, width = shape
     checks.optional(checks.one_of, "resize", resize, (RESIZE_METHOD,))
-    try:
-        with Image.open(file, formats=_FORMATS) as image:
-            image_mode, size = image.mode, image.size
-            converted_image = image.convert("RGB" if channels == 3 else "L")
-            pixels = np.array(converted_image.resize((width, height), Image.Resampling.BILINEAR))
-    except Exception as error:  # for damaged files, each format has different errors
-        raise checks.error(key, str(file), f"is not a readable image ({error})") from error
+    with _open_image(key, file) as image:
+        image_mode, size = image.mode, image.size
+        converted_image = image.convert("RGB" if channels == 3 else "L")
+        pixels = np.array(converted_image.resize((width, height), Image.Resampling.BILINEAR))
     if image_mode not in _MODES:
         message = f"must be one of {', '.join(_MODES)} (file {file})"
         raise checks.error("image mode", image_mode, message, "Convert the image to eight bits per channel.")

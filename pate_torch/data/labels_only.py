@@ -21,9 +21,6 @@ class LabelPrivacyDataset(DatasetSource):
     records refuses labels. Public benchmarks get a separate account, "<name>_labels". A source that does not support
     replaced records does not support replaced labels, because a label may decide which records are private.
 
-    Attributes:
-        source: Source of the records.
-
     Source: BTT18 section 4.2 (label-private learning). LZCW21 uses this setting, too.
     """
 
@@ -31,7 +28,6 @@ class LabelPrivacyDataset(DatasetSource):
 
     @property
     def name(self) -> str:
-        """Declared name of the source."""
         return self.source.name
 
     def declared_facts(self) -> SourceFacts:

@@ -18,8 +18,7 @@ from pate_torch.data.file_source import FileRecords, FileSource, Points
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, parse_unit_ids
 
-_MAX_FEATURES = 2**24
-"""Largest number of features, because drawing a random sign for each of more features would take minutes."""
+_MAX_FEATURES = 2**24  # drawing a random sign for each of more features would take minutes
 _MAX_DENSE_FEATURES = 4096
 _HASHED_DIMENSIONS = 1024
 

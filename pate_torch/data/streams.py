@@ -10,6 +10,7 @@ dataset that returns other values the second time is refused.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,18 +31,15 @@ from pate_torch.data.image_folder import ImageFolderDataset, find_common_shape
 from pate_torch.privacy.records import DataSpec, convert_points
 
 _BLOCK_POINTS = 256
-_NUM_CHECKED_POINTS = 8
-"""Number of points that are read twice."""
+_NUM_CHECKED_POINTS = 8  # points that are read twice
 
 
 @dataclass(frozen=True)
 class PointForm:
-    """Form of the public points, which all points must have.
+    """Form of the public points, [Ch, H, W] or [D], which all points must have.
 
-    Attributes:
-        shape: Shape of a point, [Ch, H, W] or [D].
-        has_fractions: Whether the user's images hold fractions in 0..1, and not whole numbers in 0..255. None if both
-            are allowed.
+    ``has_fractions`` states whether the user's images hold fractions in 0..1, and not whole numbers in 0..255. None
+    allows both.
     """
 
     shape: tuple[int, ...]
@@ -49,17 +47,14 @@ class PointForm:
 
     @property
     def is_image(self) -> bool:
-        """Whether a point is an image."""
         return len(self.shape) == 3
 
     def make_encoder_spec(self) -> DataSpec:
-        """Make the specification of an encoder's input. Images have mean 1/2 and standard deviation 1/4.
-
-        An encoder with normalization constants of its own does not use these two numbers.
-        """
-        constants = ((0.5,) * self.shape[0], (0.25,) * self.shape[0]) if self.is_image else ((0.0,), (1.0,))
-        facts = {"num_classes": 2, "class_names": ("0", "1")}
-        return DataSpec(name="points", input_shape=self.shape, mean=constants[0], std=constants[1], **facts)  # type: ignore[arg-type]
+        """Make the specification of an encoder's input, with constants for encoders that declare none of their own."""
+        mean, std = ((0.5,) * self.shape[0], (0.25,) * self.shape[0]) if self.is_image else ((0.0,), (1.0,))
+        return DataSpec(
+            name="points", num_classes=2, input_shape=self.shape, class_names=("0", "1"), mean=mean, std=std
+        )
 
 
 def is_streamed(x: Any) -> bool:
@@ -80,12 +75,8 @@ class PointStream:
         size: Height and width in pixels to which images of a folder are resized. None if all have one size.
 
     Attributes:
-        form: Form of the points.
         is_readable_N: PRIVATE. Whether each point could be read, bool [N]. All True before the points are read.
         labels: PRIVATE. Label of each point [N]. None for a point without a label, and before the points are read.
-
-    Raises:
-        ValueError: The points have another type or form.
     """
 
     def __init__(
@@ -140,11 +131,7 @@ class PointStream:
         return x
 
     def iterate_blocks(self, progress: Progress = do_nothing) -> Iterator[Tensor]:
-        """Read the points in blocks, and then a sample once more.
-
-        Raises:
-            ValueError: A point that is not private cannot be read, or a point of the sample is not the same twice.
-        """
+        """Read the points in blocks, and then a sample once more. Raise ValueError if the sample is not the same."""
         stride = max(1, len(self) // _NUM_CHECKED_POINTS)
         kept_by_row = dict[int, Tensor]()
         for begin in range(0, len(self), _BLOCK_POINTS):
@@ -189,11 +176,9 @@ class PointStream:
         return torch.zeros(self.form.shape, dtype=torch.uint8 if self.form.is_image else torch.float32)
 
     def _convert_item(self, row: int) -> Tensor:
-        if type(self.points) is ImageFolderDataset:
+        draws_nothing = type(self.points) is ImageFolderDataset
+        with contextlib.nullcontext() if draws_nothing else rng.seeded_generators(0):
             item = self.points[row]
-        else:
-            with rng.seeded_generators(0):
-                item = self.points[row]
         point, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
         self.labels[row] = label.item() if isinstance(label, Tensor | np.generic) else label
         array = _to_array(point, self.form)

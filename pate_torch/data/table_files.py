@@ -30,8 +30,7 @@ from pate_torch.privacy.unit_ids import parse_unit_ids
 
 _DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN_QUOTE_MESSAGE = "a quote is left open (write a quote within a value twice, and each value on one line)"
-_BLOCK_ROWS = 1024
-"""Number of vectors that are read at a time."""
+_BLOCK_ROWS = 1024  # vectors that are read at a time
 _UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
 Table = dict[str, pa.ChunkedArray]
@@ -62,9 +61,6 @@ def iterate_tables(
         columns: Names of the columns of a CSV file without a header line.
         quotes: Whether quotation marks enclose values of a CSV file. If False, quotes are ordinary characters.
         id_column: Column of a Parquet file that is not converted to text, because unit ids of some types are refused.
-
-    Raises:
-        ValueError: The file is damaged, has no rows, or its rows do not fit its header.
     """
     block: Table = {}
     try:
@@ -184,13 +180,9 @@ def _to_texts(name: str, column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vectors:
-    """PRIVATE. Vectors [N, D] in a file, which is read block by block, so that no vector is in memory twice.
+    """PRIVATE. Vectors [N, D = width] in a file, and the id and the finiteness of each.
 
-    Attributes:
-        ids: Name of each vector, [N].
-        is_finite_N: Whether all numbers of each vector are finite, bool [N].
-        iterate_blocks: Function that reads the vectors in order, as blocks [B, D].
-        width: Number D of numbers in a vector.
+    ``iterate_blocks`` reads the vectors in order, as blocks [B, D], so that no vector is in memory twice.
     """
 
     ids: list[str]
@@ -217,9 +209,6 @@ def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> 
             a column ``embedding`` of lists, or else columns of floating-point numbers.
         id_column: Column of the ids in a Parquet file.
         declared_ids: Ids in the order of the vectors. None if the file of vectors holds the ids.
-
-    Raises:
-        ValueError: The file is damaged, the vectors differ in length, or ids are missing or not unique.
     """
     key = "dataset.vectors"
     if file.suffix not in (".npy", ".safetensors", ".parquet"):
@@ -259,10 +248,8 @@ def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Ca
     array = tensors["embeddings"]
     if "id" in tensors:
         ids = [str(value) for value in tensors["id"].tolist()]
-    if not isinstance(array, Tensor) and not np.issubdtype(array.dtype, np.floating):
-        raise ValueError(f"it must hold floating-point vectors [N, D], not {array.dtype}")
-    shape = tuple(array.shape)
-    if len(shape) != 2:
+    shape, is_float = tuple(array.shape), isinstance(array, Tensor) or np.issubdtype(array.dtype, np.floating)
+    if not is_float or len(shape) != 2:
         raise ValueError(f"it must hold floating-point vectors [N, D], not {array.dtype} {shape}")
 
     def iterate_blocks() -> Iterator[np.ndarray]:

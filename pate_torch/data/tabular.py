@@ -20,8 +20,7 @@ from pate_torch.privacy.records import Dataset, EncoderCard
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
 from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, UnitIds, compute_content_id, make_row_ids, parse_unit_ids
 
-ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
-"""Keys of the declared facts about the encoder that computed the vectors."""
+ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")  # facts about the encoder of vectors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,6 @@ def build_private_data(
 
     If ``y`` is None, the labels of the Dataset or the folder are class numbers or class names. The public points fix
     the form of the points of a Dataset or a folder.
-
-    Raises:
-        ValueError: A shape or type is wrong, no record can be used, or an id is missing or ambiguous.
     """
     is_readable_N, num_classes = None, len(class_names)
     if is_streamed(x):
@@ -56,11 +53,7 @@ def build_private_data(
 
 
 def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor:
-    """Convert points to uint8 images or float32 rows. Datasets and folders of images are read.
-
-    Raises:
-        ValueError: There are no points, their shape or type is wrong, or ``require_finite`` and a value is not finite.
-    """
+    """Convert points to uint8 images or float32 rows. Datasets and folders of images are read."""
     if hasattr(value, "columns"):
         fix = "Pass an array (df.to_numpy()), or use PATEClassifier, which accepts data frames."
         raise checks.error(key, type(value).__name__, "must be an array or a tensor", fix)
@@ -82,6 +75,6 @@ def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tenso
     if y.shape != (count,):
         raise checks.error(key, tuple(y.shape), f"must be {count} integers, one for each point")
     if int(y.min()) < 0 or int(y.max()) >= num_classes:
-        message = f"must be integers in 0..{num_classes - 1}"
-        raise checks.error(key, "labels", message, "List every class in class_names.")
+        fix = "List every class in class_names."
+        raise checks.error(key, "labels", f"must be integers in 0..{num_classes - 1}", fix)
     return y

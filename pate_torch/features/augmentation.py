@@ -141,7 +141,7 @@ def _pixels_to_grid(pixels: float, height: int, width: int, device: torch.device
 
 
 def make_weak_view(spec: DataSpec, augment: Affine | None) -> View:
-    """Make the weak view, which preserves the class: affine maps of images by ``augment``, or light noise on rows."""
+    """Make the weak view, which preserves the class: affine maps of images, or light noise on rows."""
     return View(affine=augment) if spec.is_image else View(jitter=0.05)
 
 

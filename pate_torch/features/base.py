@@ -13,11 +13,7 @@ from pate_torch.privacy.records import DataSpec, PublicAsset
 
 
 class FeatureRecipe(ABC):
-    """A recipe for features that are learned from the public points alone. Subclasses are frozen dataclasses.
-
-    Attributes:
-        name: Name of the recipe in settings and reports.
-    """
+    """A recipe for features that are learned from the public points alone. Subclasses are frozen dataclasses."""
 
     name: str
 
@@ -40,13 +36,6 @@ class FeatureRecipe(ABC):
     ) -> nn.Module:
         """Learn an encoder from normalized floats [B, ...] to features [B, D]. It is returned in evaluation mode.
 
-        A run learns features several times, for example for queries and for records, so the same seed must always give
-        the same encoder.
-
-        Args:
-            x_P: Raw public points.
-            spec: Public facts about the data.
-            seed: Seed of the training.
-            device: Device of the training.
-            progress: Function that is called as progress(done, total) at each step.
+        The public points x_P are raw. A run learns features several times, for example for queries and for records, so
+        the same seed must always give the same encoder.
         """

@@ -29,11 +29,8 @@ def map_batch_invariant(
     batch and on the alignment of the memory. Here all batches have one shape, with zeros at unused positions, and the
     position of a point in its batch depends on the content of the point alone.
 
-    Args:
-        fn: Function from R batches of ``batch_size`` points to results [R, batch_size, ...].
-        x_N: Points [N, ...].
-        progress: Function that is called with percentages, because the number of points may be private.
-        batch_size: Number of points in a batch.
+    ``fn`` maps R batches to results [R, batch_size, ...]. ``progress`` is called with percentages, because the number
+    of points may be private.
     """
     slot_N = np.array([zlib.crc32(x.tobytes()) % batch_size for x in x_N.contiguous().numpy()], dtype=np.int64)
     record_BN = [np.flatnonzero(slot_N == slot) for slot in range(batch_size)]

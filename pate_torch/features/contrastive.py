@@ -34,8 +34,7 @@ from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
 from pate_torch.privacy.records import DataSpec
 
 PRECISIONS = ("float32", "bfloat16", "auto")
-_MAX_CACHED_ENCODERS = 8
-"""Number of encoders that a process keeps in memory: one for the queries, and one for each of several students."""
+_MAX_CACHED_ENCODERS = 8  # in memory: one for the queries, and one for each of several students
 _ENCODER_CACHE: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 
 
@@ -130,18 +129,16 @@ class ContrastiveFeatures(FeatureRecipe):
         generator = rng.make_torch_generator(seed, "representation", "views", device=x_P.device)
         view = make_strong_view(spec, parse_affine(self.augment))
         size = min(self.batch_size, len(x_P))
-        params = [*encoder.parameters(), *head.parameters()]
-        optimizer = Adam(params, self.weight_decay)
+        optimizer = Adam([*encoder.parameters(), *head.parameters()], self.weight_decay)
         for step in range(self.steps if len(x_P) > 1 else 0):
             encoder.train()
             x = x_P[torch.randperm(len(x_P), generator=generator, device=generator.device)[:size]]
             pair = torch.cat([view(x, spec, generator), view(x, spec, generator)])
             with autocast(self.precision, x_P.device):
                 z = head(encoder(pair))
-            loss = compute_contrastive_loss(z, self.temperature)
-            loss.backward()
+            compute_contrastive_loss(z, self.temperature).backward()
             optimizer.step(self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps)))
-            for parameter in params:
+            for parameter in optimizer.params:
                 parameter.grad = None
             progress(step + 1, self.steps)
         return encoder.eval().to(memory_format=torch.contiguous_format)
@@ -172,7 +169,6 @@ def transfer_weights(encoder: nn.Module, network: nn.Module) -> None:
     network.load_state_dict(state, strict=False)
 
 
-@torch.no_grad()
 def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
     """Compute features of length 1 of raw points, float32 [P, D], on the CPU."""
     return torch.cat([embed(encoder, part, spec) for part in x_P.split(batch)]).cpu()

@@ -37,10 +37,8 @@ from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.networks import remove_head
 from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderCard
 
-TOKENIZER_FILE = "tokenizer.json"
-"""Name of the tokenizer in a release."""
-_NUM_CHECKED_POINTS = 16
-"""Number of public points on which ``check_batch_independence`` tests an encoder."""
+TOKENIZER_FILE = "tokenizer.json"  # in a release
+_NUM_CHECKED_POINTS = 16  # public points on which ``check_batch_independence`` tests an encoder
 TEXT_SPEC = DataSpec(
     name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
 )
@@ -142,7 +140,11 @@ class Encoder:
         """SHA-256 of each file by "weights" and "tokenizer", or of the module's tensors if there is no weights file."""
         digests = {key: compute_file_digest(path) for key, path in self.files.items()}
         if "weights" not in digests and self.module is not None:
-            digests["weights"] = _compute_digest(self.module)
+            state = hashlib.sha256()
+            for name, tensor in sorted(self.module.state_dict().items()):
+                state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                state.update(get_tensor_bytes(tensor))
+            digests["weights"] = state.hexdigest()
         return digests
 
     def make_card(self, points: DataSpec) -> EncoderCard:
@@ -215,8 +217,7 @@ class Encoder:
         """
         run = self.make_runner(points, device)
 
-        def run_alone(x_B: Tensor) -> Tensor:
-            """PRIVATE. Encode each point of a batch without the others, in its own position."""
+        def run_alone(x_B: Tensor) -> Tensor:  # PRIVATE: each point without the others, in its own position
             feature_BD = torch.full_like(run(torch.zeros_like(x_B)), torch.nan)
             for row, point in enumerate(x_B):
                 single_x = torch.zeros_like(x_B)
@@ -371,11 +372,3 @@ def resolve_file(key: str, location: str) -> Path:
             raise checks.error(key, location, f"the package {package} is not installed", f"pip install {package}.")
         raise checks.error(key, location, f"the package {package} has no file {inner_path}")
     raise checks.error(key, location, "must be an existing file", f"Looked for {path.absolute()}.")
-
-
-def _compute_digest(module: nn.Module) -> str:
-    state = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        state.update(get_tensor_bytes(tensor))
-    return state.hexdigest()

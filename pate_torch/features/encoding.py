@@ -217,28 +217,17 @@ def load_or_encode(
 ) -> Tensor:
     """PRIVATE. Return the features of the points, from ``<root>/features/<name>-<key>.safetensors`` or ``encode``.
 
-    The key is a hash of ``key_facts`` and the points, and is as private as the points. If the files exceed the limit,
-    the least recently used files are deleted. To forget a record, delete the files of its data set.
-
-    Args:
-        root: Folder of the teachers and the ledger, which is private.
-        name: Start of the file name.
-        key_facts: Plain data (JSON) that determines the features together with the points.
-        compute_digest: Function that computes a hash of the points.
-        encode: Function that computes the features.
-        max_bytes: Largest total size of the files in bytes. 0 for no cache.
-        notify: Function that is called with messages for the user.
+    The key is a hash of the points (``compute_digest``) and of ``key_facts``, plain data that determine the features
+    together with the points. It is as private as the points. If the files exceed ``max_bytes`` (0 for no cache), the
+    least recently used files are deleted. To forget a record, delete the files of its data set.
     """
     if not max_bytes:
         return encode()
     key_text = json.dumps([key_facts, compute_digest()], sort_keys=True)
     key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
     file = create_private_folder(root / "features", CACHE_README) / f"{name}-{key}.safetensors"
-
-    def report_wait(holder: str) -> None:
-        notify(f"Waiting for {holder}, which encodes the same points.")
-
-    with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_wait):
+    wait_message = "Waiting for {}, which encodes the same points."
+    with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=lambda holder: notify(wait_message.format(holder))):
         if file.exists():
             try:
                 feature_ND = read_tensors(file)["features"]

@@ -27,9 +27,7 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.networks import Fourier, remove_head
 from pate_torch.privacy.records import DataSpec
 
-_NUM_COMPARED_POINTS = 500
-"""Number of public points in the estimate of the median distance."""
-_BATCH_SIZE = 1024
+_NUM_COMPARED_POINTS = 500  # public points in the estimate of the median distance
 _TIE_MARGIN = 1e-4
 """Distance, relative to numbers above 1, up to which numbers count as equal to a quantile."""
 
@@ -77,7 +75,7 @@ class FourierFeatures(FeatureRecipe):
         module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=generator) / scale)
         module.phase_F.copy_(torch.rand(module.phase_F.shape, generator=generator) * 2 * math.pi)
         self._set_ranks(module, z_PD)
-        variance_E = torch.cat([module(part) for part in z_PD.split(_BATCH_SIZE)]).double().var(0, correction=0)
+        variance_E = torch.cat([module(part) for part in z_PD.split(1024)]).double().var(0, correction=0)
         columns, cosines = float(variance_E[: -self.cosines].sum()), float(variance_E[-self.cosines :].sum())
         if columns and cosines:
             module.cosine_weight.mul_(math.sqrt(self.cosine_variance * columns / cosines))

@@ -71,11 +71,7 @@ class Graph:
 
 
 class NeighborSearch:
-    """The search for neighbors in a run. The last result is kept, because the stages of a run search the same points.
-
-    Args:
-        stages: Display of progress. None to show nothing.
-    """
+    """The search for neighbors in a run. The last result is kept, because stages of a run search the same points."""
 
     def __init__(self, stages: Stages | None = None) -> None:
         self._stages = Stages(quiet=True) if stages is None else stages

@@ -37,9 +37,8 @@ class Problem:
         public_x: Public points, not normalized, float64 [P, D].
         scaled_sample: PRIVATE. Records for linear models, with normalized features and an intercept, divided by the
             largest norm of a public point.
-        options: Options. Their epsilon is the share of this problem.
+        options: Options. Their epsilon is the share of this problem, one of ``num_problems`` equal shares.
         delta: Delta at which the epsilon of all problems together is computed.
-        num_problems: Number of problems, which have equal shares of epsilon.
     """
 
     hypotheses: HypothesisClass
@@ -72,16 +71,13 @@ class Problem:
 
 def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
     """Make the hypothesis class of this name. Raise ValueError if the class needs another number of features."""
-    expected_features, make_class = {
-        "thresholds": (1, classes.Thresholds),
-        "intervals": (1, classes.Intervals),
-        "half-planes": (2, classes.HalfPlanes),
-    }.get(name, (num_features, lambda: Stumps(num_features)))
-    if num_features != expected_features:
-        problem = f"takes {expected_features} feature(s), but the records have {num_features}"
+    all_classes = (classes.Thresholds(), classes.Intervals(), classes.HalfPlanes(), Stumps(num_features))
+    hypotheses = next(each for each in all_classes if each.name == name)
+    if num_features != hypotheses.num_features:
+        problem = f"takes {hypotheses.num_features} feature(s), but the records have {num_features}"
         fix = "Select features by dataset.features=[...], or use --hypotheses stumps."
         raise checks.error("hypotheses", name, problem, fix)
-    return make_class()
+    return hypotheses
 
 
 @functools.lru_cache(maxsize=64)
@@ -94,13 +90,8 @@ def make_problems(
 ) -> list[Problem]:
     """Make one problem for two classes, or one problem for each class against the rest, with equal shares of epsilon.
 
-    Args:
-        records: PRIVATE. Records, or the same number of placeholders. A permutation that depends only on their number
-            and on ``seed`` determines their order.
-        facts: Public facts, with the public points.
-        options: Options. All problems together cost ``options.epsilon``.
-        seed: Seed of the permutation.
-        delta: Delta of the account.
+    ``records`` are private, or as many placeholders. A permutation that depends only on their number and on ``seed``
+    determines their order. ``delta`` is that of the account.
     """
     spec = facts.spec
     if facts.unit not in ("record", LABEL_UNIT):
@@ -152,7 +143,7 @@ class Algorithm:
         compute_size: Function of the options and the VC dimension (for a linear model the number of parameters) that
             returns the n that the theorem needs, and its promise. A third argument is the number of listed candidates.
         list_candidates: Function that lists the candidates of a problem, which public points determine, or None.
-        is_linear: Whether the hypothesis is a parameter vector of a linear model.
+        is_linear: Whether the hypothesis is the parameters of a linear model.
     """
 
     learn: Callable[[Problem, NoiseProvider], Any]
@@ -169,13 +160,11 @@ class Algorithm:
         return exponential.certify(p.sample.n, num_candidates, c.epsilon, c.beta, p.num_problems, theorem)
 
 
-def _select_options(p: Problem, *names: str) -> dict[str, Any]:
-    return {name: getattr(p.options, name) for name in names}
-
-
 def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
-    options = _select_options(p, "epsilon", "alpha", "beta")
-    return exponential.run_sspp(p.hypotheses, p.sample, p.select_points(1000), **options, budget=budget).hypothesis
+    c, public_x = p.options, p.select_points(1000)
+    return exponential.run_sspp(
+        p.hypotheses, p.sample, public_x, epsilon=c.epsilon, alpha=c.alpha, beta=c.beta, budget=budget
+    ).hypothesis
 
 
 def _list_labelings(p: Problem) -> Sequence[Any]:
@@ -189,9 +178,10 @@ def _compute_sspp_size(c: LearnOptions, d: int, num_candidates: int | None = Non
 
 
 def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
-    options = {**_select_options(p, "epsilon", "alpha"), "budget": budget}
-    candidates = p.make_quantile_hypotheses()
-    return exponential.run_exponential_mechanism(p.hypotheses, candidates, p.sample, **options).hypothesis
+    c, candidates = p.options, p.make_quantile_hypotheses()
+    return exponential.run_exponential_mechanism(
+        p.hypotheses, candidates, p.sample, epsilon=c.epsilon, alpha=c.alpha, budget=budget
+    ).hypothesis
 
 
 def _compute_finite_size(c: LearnOptions, d: int, num_candidates: int | None = None) -> tuple[float, str]:
@@ -201,8 +191,10 @@ def _compute_finite_size(c: LearnOptions, d: int, num_candidates: int | None = N
 
 
 def _learn_convex(p: Problem, budget: NoiseProvider) -> Any:
-    options = _select_options(p, "radius", "ridge", "epsilon", "alpha")
-    return exponential.run_logistic_exponential(p.scaled_sample, **options, budget=budget).hypothesis
+    c = p.options
+    return exponential.run_logistic_exponential(
+        p.scaled_sample, radius=c.radius, ridge=c.ridge, epsilon=c.epsilon, alpha=c.alpha, budget=budget
+    ).hypothesis
 
 
 def _compute_convex_size(c: LearnOptions, d: int) -> tuple[float, str]:
@@ -211,9 +203,11 @@ def _compute_convex_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 
 def _learn_prediction(p: Problem, budget: NoiseProvider) -> Any:
-    x_Q, options = p.select_points(20), _select_options(p, "alpha", "constants")
-    options["epsilon"] = p.compute_answer_epsilon(len(x_Q))
-    predictions = prediction.run_private_prediction(p.hypotheses, p.sample, x_Q, **options, budget=budget)
+    c, x_Q = p.options, p.select_points(20)
+    epsilon = p.compute_answer_epsilon(len(x_Q))
+    predictions = prediction.run_private_prediction(
+        p.hypotheses, p.sample, x_Q, epsilon=epsilon, alpha=c.alpha, constants=c.constants, budget=budget
+    )
     return classes.fit_erm(p.hypotheses, x_Q, predictions.label_Q)
 
 
@@ -233,11 +227,7 @@ ALGORITHMS = {
 
 
 def plan_events(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
-    """Compute the events that the algorithm would charge for this problem, by a dry run that charges nothing.
-
-    Raises:
-        ValueError: The algorithm cannot solve the problem.
-    """
+    """Compute the events that the algorithm would charge for this problem, by a dry run that charges nothing."""
     noise = DryRunNoise(kind)
     algorithm.learn(problem, noise)
     return noise.events  # none if the class has a single dichotomy of the public points

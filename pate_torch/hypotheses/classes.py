@@ -42,9 +42,10 @@ def _sum_below(value_n: Floats, weight_n: Ints, cut_M: Any) -> Ints:
 
 
 class HypothesisClass(ABC):
-    """A small class of hypotheses, enumerated exactly (NB20, DF20, WLF16)."""
+    """A small class of hypotheses over ``num_features`` features, enumerated exactly (NB20, DF20, WLF16)."""
 
     name: str
+    num_features: int
     vc_dimension: int
 
     @abstractmethod
@@ -63,17 +64,16 @@ class HypothesisClass(ABC):
         """Count the records (x, y) that each hypothesis labels wrongly, int64 [M]. The sensitivity is 1."""
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
 
+    def _check(self, x: Floats) -> Floats:
+        if x.shape[1] != self.num_features:
+            raise checks.error("x.shape", x.shape, f"must have {self.num_features} feature(s) for {self.name}")
+        return x
+
 
 def fit_erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
     """Fit the empirical risk minimizer, which is the non-private learner B_PAC of the papers."""
     candidates = hypotheses.enumerate_representatives(x)
     return candidates[int(np.argmin(hypotheses.count_errors(candidates, x, y)))]
-
-
-def _check_features(x: Floats, num_features: int, name: str) -> Floats:
-    if x.shape[1] != num_features:
-        raise checks.error("x.shape", x.shape, f"must have {num_features} feature(s) for {name}")
-    return x
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,17 @@ class Thresholds(HypothesisClass):
     """
 
     name: str = "thresholds"
+    num_features: int = 1
     vc_dimension: int = 1
 
     def enumerate_representatives(self, x: Floats) -> Sequence[float]:
-        return compute_cuts(_check_features(x, 1, self.name)).tolist()
+        return compute_cuts(self._check(x)).tolist()
 
     def predict(self, hypothesis: float, x: Floats) -> Bools:
-        return _check_features(x, 1, self.name)[:, 0] >= hypothesis
+        return self._check(x)[:, 0] >= hypothesis
 
     def count_errors(self, hypotheses: Sequence[float], x: Floats, y: Bools) -> Ints:
-        return np.count_nonzero(~y) + _sum_below(_check_features(x, 1, self.name)[:, 0], np.where(y, 1, -1), hypotheses)
+        return np.count_nonzero(~y) + _sum_below(self._check(x)[:, 0], np.where(y, 1, -1), hypotheses)
 
 
 @dataclass(frozen=True)
@@ -104,19 +105,20 @@ class Intervals(HypothesisClass):
     """
 
     name: str = "intervals"
+    num_features: int = 1
     vc_dimension: int = 2
 
     def enumerate_representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
-        cut = compute_cuts(_check_features(x, 1, self.name))
+        cut = compute_cuts(self._check(x))
         low, high = np.triu_indices(len(cut), k=1)
         return [(np.inf, np.inf), *zip(cut[low].tolist(), cut[high].tolist(), strict=True)]
 
     def predict(self, hypothesis: tuple[float, float], x: Floats) -> Bools:
-        value = _check_features(x, 1, self.name)[:, 0]
+        value = self._check(x)[:, 0]
         return (value >= hypothesis[0]) & (value < hypothesis[1])
 
     def count_errors(self, hypotheses: Sequence[tuple[float, float]], x: Floats, y: Bools) -> Ints:
-        value, sign = _check_features(x, 1, self.name)[:, 0], np.where(y, -1, 1)
+        value, sign = self._check(x)[:, 0], np.where(y, -1, 1)
         low, high = np.asarray(hypotheses, dtype=np.float64).reshape(-1, 2).T
         return np.count_nonzero(y) + _sum_below(value, sign, high) - _sum_below(value, sign, low)
 
@@ -146,14 +148,13 @@ class Stumps(HypothesisClass):
 
     @property
     def vc_dimension(self) -> int:  # type: ignore[override]
-        """An upper bound on the VC dimension."""
         k = 1
         while math.comb(k + 1, (k + 1) // 2) <= 2 * self.num_features:
             k += 1
         return k
 
     def enumerate_representatives(self, x: Floats) -> Sequence[Stump]:
-        x = _check_features(x, self.num_features, self.name)
+        x = self._check(x)
         stumps = [Stump(0, -np.inf, True), Stump(0, np.inf, True)]
         rows = [np.packbits(np.stack([np.ones(len(x), bool), np.zeros(len(x), bool)]), axis=1)]
         for feature in range(self.num_features):
@@ -166,11 +167,10 @@ class Stumps(HypothesisClass):
         return [stumps[i] for i in stump_index]
 
     def predict(self, hypothesis: Stump, x: Floats) -> Bools:
-        value = _check_features(x, self.num_features, self.name)[:, hypothesis.feature]
-        return (value >= hypothesis.threshold) == hypothesis.is_above
+        return (self._check(x)[:, hypothesis.feature] >= hypothesis.threshold) == hypothesis.is_above
 
     def count_errors(self, hypotheses: Sequence[Stump], x: Floats, y: Bools) -> Ints:
-        x = _check_features(x, self.num_features, self.name)
+        x = self._check(x)
         feature, threshold, is_above = (np.array(column) for column in zip(*hypotheses, strict=True))
         error_M = np.empty(len(hypotheses), dtype=np.int64)
         for j in np.unique(feature):
@@ -203,10 +203,11 @@ class HalfPlanes(HypothesisClass):
     """
 
     name: str = "half-planes"
+    num_features: int = 2
     vc_dimension: int = 3
 
     def enumerate_representatives(self, x: Floats) -> Sequence[bool | HalfPlane]:
-        distinct_P2 = np.unique(_check_features(x, 2, self.name), axis=0)
+        distinct_P2 = np.unique(self._check(x), axis=0)
         hypotheses: list[bool | HalfPlane] = [True, False]
         rows = [np.stack([np.ones(len(distinct_P2), bool), np.zeros(len(distinct_P2), bool)])]
         for i, tail in enumerate(distinct_P2):
@@ -240,16 +241,11 @@ def compute_orientation(tail: Floats, heads_H: Floats, points_P: Floats) -> Ints
     sign = np.sign(det).astype(np.int64)
     is_uncertain = (np.abs(det) <= _RELATIVE_ERROR * magnitude) | (magnitude < _MIN_RELIABLE_PRODUCT)
     for h, p in zip(*np.nonzero(is_uncertain), strict=True):
-        sign[h, p] = _compute_exact_orientation(tail, heads_H[h], points_P[p])
+        if not ((points_P[p] == tail).all() or (points_P[p] == heads_H[h]).all()):  # whose products are equal
+            tx, ty, hx, hy, px, py = (Fraction(float(v)) for v in (*tail, *heads_H[h], *points_P[p]))
+            exact_det = (hx - tx) * (py - ty) - (hy - ty) * (px - tx)
+            sign[h, p] = (exact_det > 0) - (exact_det < 0)
     return sign
-
-
-def _compute_exact_orientation(tail: Floats, head: Floats, point: Floats) -> int:
-    if (point == tail).all() or (point == head).all():
-        return 0
-    tx, ty, hx, hy, px, py = (Fraction(float(v)) for v in (*tail, *head, *point))
-    det = (hx - tx) * (py - ty) - (hy - ty) * (px - tx)
-    return (det > 0) - (det < 0)
 
 
 def is_on_positive_side(tail: Floats, heads_H: Floats, points_P: Floats) -> Bools:

@@ -21,9 +21,6 @@ from pate_torch.hypotheses.sample import Floats, Ints, Sample
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
-VACUOUS_ALPHA = 0.5
-"""Default excess error. Its promise is so weak that only very small samples cause a warning."""
-
 MIN_ACCEPTANCE_RATE = 1e-4
 """Smallest acceptance rate of proposals that ``run_logistic_exponential`` allows."""
 
@@ -32,12 +29,9 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class ChosenHypothesis:
-    """A privately chosen hypothesis.
+    """A privately chosen hypothesis, or parameters of a logistic regression, float64 [D], and the events of the choice.
 
-    Attributes:
-        hypothesis: Hypothesis of the class, or the parameters of a logistic regression, float64 [D].
-        index: Index of the hypothesis in the list of candidates, or -1 if there is no list.
-        events: Privacy events of the choice.
+    ``index`` is the place in the list of candidates, or -1 if there is no list.
     """
 
     hypothesis: Any
@@ -97,7 +91,7 @@ def run_exponential_mechanism(
     *,
     epsilon: float,
     budget: NoiseProvider,
-    alpha: float = VACUOUS_ALPHA,
+    alpha: float = 0.5,
 ) -> ChosenHypothesis:
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
 
@@ -218,7 +212,7 @@ def _compute_min_curvature(radius: float) -> float:
 
 
 def run_logistic_exponential(
-    sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: NoiseProvider, alpha: float = VACUOUS_ALPHA
+    sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: NoiseProvider, alpha: float = 0.5
 ) -> ChosenHypothesis:
     """Draw theta in the ball with density ~ exp(-epsilon n J(theta)/(2 R)), J = mean log-loss + ridge |theta|^2/2.
 
@@ -250,13 +244,9 @@ def run_logistic_exponential(
     return ChosenHypothesis(theta, -1, events)
 
 
-def clip_rows(x: Floats) -> Floats:
-    """Scale every row with a norm above 1 to norm 1."""
-    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
-
-
 def _draw_parameters(sample: Sample, radius: float, ridge: float, rate: float, noise: NoiseSource) -> Floats:
-    signed_x = np.where(sample.y, 1.0, -1.0)[:, None] * clip_rows(sample.x)
+    clipped_x = sample.x / np.maximum(np.linalg.norm(sample.x, axis=1, keepdims=True), 1.0)
+    signed_x = np.where(sample.y, 1.0, -1.0)[:, None] * clipped_x
     n, dimension = signed_x.shape
 
     def compute_objective(theta: Floats, extra_ridge: float = 0.0) -> tuple[float, Floats]:
@@ -284,8 +274,6 @@ def _draw_parameters(sample: Sample, radius: float, ridge: float, rate: float, n
 def _minimize_in_ball(
     objective: Callable[[Floats, float], tuple[float, Floats]], dimension: int, radius: float
 ) -> tuple[Floats, float]:
-    """Minimize J in the ball approximately. Return the minimum point and the multiplier of the norm constraint."""
-
     def minimize_objective(extra_ridge: float) -> Floats:
         return minimize(objective, np.zeros(dimension), (extra_ridge,), jac=True, method="L-BFGS-B").x
 

@@ -19,12 +19,7 @@ from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Private predictions and their cost.
-
-    Attributes:
-        label_Q: Labels, bool [Q], drawn independently.
-        events: Privacy events of all predictions together.
-    """
+    """Private predictions, bool [Q], which are drawn independently, and the events of all predictions together."""
 
     label_Q: Bools
     events: tuple[PrivacyEvent, ...]
@@ -89,15 +84,8 @@ def run_private_prediction(
     (the stable predictor at ``compute_flipping_gamma``). The function warns if n is below
     ``compute_stable_predictor_size`` or the size for uniform convergence, or if the subset is too small for a net.
 
-    Args:
-        hypotheses: Hypothesis class.
-        sample: PRIVATE. Records.
-        x_Q: Queries, float64 [Q, D].
-        epsilon: Epsilon of one prediction.
-        alpha: Excess error, and probability of a flip.
-        budget: Account that pays, and source of the noise.
-        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and the net size.
-        constants: "paper" or "sharp".
+    ``epsilon`` is that of one prediction of the queries x_Q [Q, D]. ``alpha`` is the excess error, too. A subset has
+    ``subset_size`` = n' <= gamma n records, by default the smaller of gamma n and the size of a net.
 
     Guarantee: pure epsilon-DP for each prediction; len(x_Q) predictions are charged. Replace-one. The stable predictor
         is ``compute_stability``-uniformly stable (DF20 Theorem 1 and Lemma 7, where gamma is the internal parameter).

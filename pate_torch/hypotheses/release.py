@@ -38,16 +38,11 @@ from pate_torch.students.base import Student
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisMethod(PrivateMethod):
-    """A method that releases the hypothesis of one algorithm. Neighbors differ in one replaced record.
+    """A method that releases the hypothesis of one of ``algorithms.ALGORITHMS``. Neighbors replace one record.
 
-    Attributes:
-        algorithm_name: Name of the algorithm in ``algorithms.ALGORITHMS``.
-        options: Options of the algorithm.
-        delta: Delta of the account.
-        seed: Seed of the order of the records.
-        below_guarantee: Whether to continue with fewer records than the theorem needs.
-        planned_events: Cost of the release. None before ``complete`` has computed it.
-        certificate: Certificate of the hypothesis, from ``complete``. Empty if candidates may depend on the records.
+    ``seed`` determines the order of the records. If ``below_guarantee`` is set, fewer records than the theorem needs
+    are enough. ``complete`` sets ``planned_events`` and ``certificate``, which is empty if candidates may depend on the
+    records.
     """
 
     purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
@@ -64,7 +59,6 @@ class HypothesisMethod(PrivateMethod):
 
     @property
     def algorithm(self) -> Algorithm:
-        """Algorithm of the name ``algorithm_name``."""
         return ALGORITHMS[self.algorithm_name]
 
     @property
@@ -80,17 +74,16 @@ class HypothesisMethod(PrivateMethod):
         return "torch"
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> HypothesisMethod:
-        """Add the cost to the method. The cost depends on the public number of records, and not on their values.
-
-        Raises:
-            ValueError: An option is wrong, or there are fewer records than the theorem needs and ``below_guarantee`` is
-                False.
-        """
+        """Add the cost to the method. The cost depends on the public number of records, and not on their values."""
         facts.check_adjacency()
         events: list[PrivacyEvent] = []
         with warnings.catch_warnings(record=True) as caught_warnings:
             warnings.simplefilter("always")
-            parts = make_problems(_make_placeholders(facts), facts, self.options, self.seed, self.delta)
+            # Under replace_one, the number of records is public. The cost depends only on this number and public facts.
+            assert facts.num_units is not None
+            x, ids = torch.zeros(facts.num_units, *facts.spec.input_shape), make_position_ids(facts.num_units)
+            placeholders = PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), ids, facts.unit)
+            parts = make_problems(placeholders, facts, self.options, self.seed, self.delta)
             for part in parts:
                 events += plan_events(self.algorithm, part, self.noise)
         certificate = {} if facts.unit == LABEL_UNIT else self.algorithm.certify(parts[0])
@@ -130,14 +123,13 @@ class HypothesisMethod(PrivateMethod):
 
 @dataclass(eq=False, repr=False)
 class PreparedHypothesis(PreparedMethod):
-    """PRIVATE. An algorithm with one problem, or with one problem for each class against the rest."""
+    """PRIVATE. The problem of two classes, or the problems of each class against the rest."""
 
     method: HypothesisMethod
     inputs: MethodInputs
     parts: list[Problem]
 
     def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
-        """Solve every problem, and make one student of the hypotheses."""
         algorithm, hypotheses = self.method.algorithm, []
         noise = _SharedReservation(self.method.noise, spending)
         progress = self.inputs.stages(f"Learning by {self.method.algorithm_name}")
@@ -150,15 +142,8 @@ class PreparedHypothesis(PreparedMethod):
         return ModelRelease(spending.id, make_student(self.inputs.facts, hypotheses))
 
 
-def _make_placeholders(facts: DatasetFacts) -> PrivateRecords:
-    # Under replace_one, the number of records is public. The cost depends only on this number and public facts.
-    assert facts.num_units is not None
-    x = torch.zeros(facts.num_units, *facts.spec.input_shape)
-    return PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), make_position_ids(len(x)), facts.unit)
-
-
 class _SharedReservation:
-    """Noise provider for several parts of a release that share one reservation."""
+    """A noise provider for several parts of a release that share one reservation."""
 
     def __init__(self, kind: str, spending: Spending) -> None:
         self.kind, self.spending = kind, spending
@@ -171,12 +156,8 @@ class _SharedReservation:
     def spend(
         self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_HYPOTHESIS
     ) -> Iterator[Spending]:
-        """Yield the spending of the reservation. If the part records no cost, all its events are recorded.
-
-        Raises:
-            ValueError: An event was not reserved. Nothing has been drawn.
-        """
-        for event in events:
+        """Yield the spending of the reservation. If the part records no cost, all its events are recorded."""
+        for event in events:  # raises ValueError for an event that was not reserved, before anything is drawn
             self._remaining_events.remove(event)
         previous_events = self.spending.incurred_events
         yield self.spending

@@ -44,12 +44,9 @@ def check_points(name: str, x: Any) -> Floats:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sample:
-    """PRIVATE. Labeled records. Their number n is public, and neighbors differ in one replaced record.
+    """PRIVATE. Features x [n, D] and labels y [n] of records. Their number is public, and neighbors replace one record.
 
-    Attributes:
-        x: Features, float64 [n, D].
-        y: Labels, bool [n].
-        is_usable: Whether each record can be used, bool [n]. The others keep their place. None if all can be used.
+    ``is_usable``, bool [n], is None if all records can be used. The others keep their place.
     """
 
     x: Floats
@@ -67,7 +64,6 @@ class Sample:
 
     @property
     def n(self) -> int:
-        """Number of records."""
         return len(self.y)
 
     @property
@@ -76,7 +72,6 @@ class Sample:
         return (self.x, self.y) if self.is_usable is None else (self.x[self.is_usable], self.y[self.is_usable])
 
     def select(self, index: Ints | slice) -> Sample:
-        """PRIVATE. Return the records at these indices."""
         return Sample(self.x[index], self.y[index], None if self.is_usable is None else self.is_usable[index])
 
 
@@ -112,19 +107,13 @@ def warn_below_guarantee(
     ``sample_conditions`` are pairs of a promise and the smallest n for this promise. ``other_conditions`` are triples
     of the name of a quantity, its value, and the smallest value that the theorem needs.
     """
-    unmet_conditions = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
-    unmet_conditions += [
-        f"{condition} >= {minimum:,.0f}, here {value:,}"
-        for condition, value, minimum in other_conditions
-        if value < minimum
-    ]
-    if unmet_conditions:
-        warnings.warn(
-            f"{algorithm}: n = {n:,} is too small for the accuracy guarantee ({'; '.join(unmet_conditions)}). "
-            "Privacy holds, but the theorem promises no accuracy.",
-            BelowGuaranteeWarning,
-            stacklevel=3,
-        )
+    unmet = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
+    for condition, value, minimum in other_conditions:
+        unmet += [f"{condition} >= {minimum:,.0f}, here {value:,}"] if value < minimum else []
+    if unmet:
+        message = f"{algorithm}: n = {n:,} is too small for the accuracy guarantee ({'; '.join(unmet)}). "
+        message += "Privacy holds, but the theorem promises no accuracy."
+        warnings.warn(message, BelowGuaranteeWarning, stacklevel=3)
 
 
 # ---- Sample sizes, with explicit constants in place of O(.) ----------------------------------------------------------

@@ -26,11 +26,7 @@ from pate_torch.release.statement import NOT_PRIVATE, make_environment
 
 
 def run_sweep(config: RunConfig, method: HypothesisMethod, sweep: str, repeats: int) -> dict[str, Any]:
-    """Learn ``repeats`` hypotheses at each value of ``sweep`` ("epsilon=.1,.5" or "n=100,1000"), and count errors.
-
-    Raises:
-        ValueError: The data are not declared public, a value is out of range, or there are no test records.
-    """
+    """Learn ``repeats`` hypotheses at each value of ``sweep`` ("epsilon=.1,.5" or "n=100,1000"), and count errors."""
     if not config.dataset.declared_facts().is_benchmark:
         fix = "Set dataset.benchmark=true if every record is public."
         raise checks.error("dataset.benchmark", False, "must be true for --sweep, which shows errors on records", fix)

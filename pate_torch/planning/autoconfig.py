@@ -46,13 +46,8 @@ class PublicFacts:
 
     Attributes:
         epsilon: Privacy cost of the model, in epsilon.
-        delta: Delta of the account.
-        adjacency: Neighboring relation.
         has_groups: Whether a privacy unit is a group of records.
         num_records: Approximate number of private records, if it is public. None if it is not declared.
-        num_public: Number of public points.
-        num_classes: Number C of classes.
-        is_image: Whether points are images.
         is_encoded: Whether points are features of an encoder.
         has_own_teacher: Whether the user sets ``teacher``.
     """
@@ -71,19 +66,16 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """A method and its settings.
+    """A method ("teachers", "gradients" or "dpsgd") and its settings.
 
     Attributes:
-        name: Name of the method: "teachers", "gradients" or "dpsgd".
         num_teachers: Number K of teachers. 0 for a method without teachers.
-        num_queries: Number of public points that are labeled.
         mechanism: Mechanism with calibrated noise. None for DP-SGD, whose noise is calibrated later.
         class_counts: Mechanism of the noisy class counts. None for DP-SGD, which draws its noise by Opacus.
         teacher: Recipe of the teachers. None for a small network or the user's teacher.
         features: Feature recipe of the linear model, or of the student of ridge regressions. None to use the points.
         self_training: Whether the default student is ``SelfTraining``. For gradients in the features of an encoder, the
             class counts decide (``needs_self_training``).
-        reason: Reason for this choice.
         expectation: Forecast of the label quality.
         is_noise_dominated: Whether noise outweighs the votes of teachers.
     """
@@ -113,11 +105,10 @@ def choose_method(
     if method == "dpsgd":
         return _configure_dpsgd(facts)
     is_explicit = method == "teachers" or num_teachers is not None or num_queries is not None
-    if method == "gradients" or not (is_explicit or facts.has_own_teacher):
-        reason = (
-            "set by the user" if method == "gradients" else "usually more accurate than teachers at the same epsilon"
-        )
-        return _configure_gradients(facts, reason)
+    if method == "gradients":
+        return _configure_gradients(facts, "set by the user")
+    if not (is_explicit or facts.has_own_teacher):
+        return _configure_gradients(facts, "usually more accurate than teachers at the same epsilon")
     config = _configure_teachers(facts, num_teachers, num_queries)
     return replace(config, reason=f"teachers are set by the user; {config.reason}")
 
@@ -168,9 +159,7 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
     gradients = gradient_budget.calibrate_gradients(
         epsilon=facts.epsilon, delta=facts.delta, adjacency=facts.adjacency, num_records=None, buys_counts=True
     )
-    features: FeatureRecipe | None = None
-    if not facts.is_encoded:
-        features = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
+    features: FeatureRecipe = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
     assert gradients.class_counts is not None
     noise = f"Standard deviation of the noise: {gradients.mechanism.sigma:.3g} in each sum of gradients, to which a "
     noise += f"unit adds at most 1, and {gradients.class_counts.sigma:.3g} in the number of units of each class"
@@ -179,7 +168,7 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
         num_queries=facts.num_public,
         mechanism=gradients.mechanism,
         class_counts=gradients.class_counts,
-        features=features,
+        features=None if facts.is_encoded else features,
         self_training=facts.is_image,
         reason=f"noisy gradients of a linear model, {reason}",
         expectation=f"{noise}. If the noisy numbers show too few units, the fit stops, and only they are charged.",

@@ -50,12 +50,9 @@ class Choice:
     """One row of a plan report.
 
     Attributes:
-        mechanism: Name of the mechanism.
         parameters: Parameters of the mechanism, with calibrated noise if a target epsilon was given.
         num_teachers: Number K of teachers. 0 for per-record gradients.
         shard_size: Approximate number of records per teacher. None if the number of records is not declared.
-        num_queries: Number of queries.
-        num_classes: Number C of classes.
         epsilon: Cost of this release alone, in epsilon, by the accountant. None if a run would be refused.
         max_queries: Largest number of queries that the public pool and the account, or a new account with the same
             budget, allow. For noise that is not Gaussian, the account's filter is stricter than ``epsilon``.
@@ -111,11 +108,7 @@ def select_best(choices: Sequence[Choice]) -> Choice | None:
 class PlanEvaluator:
     """Evaluator of choices for one data set.
 
-    Attributes:
-        facts: Declarations of the data set's source.
-        num_classes: Number C of classes.
-        account: Account of the data set. None if the account has not been opened.
-        pilot: Pilot on public data. None to make no forecast.
+    ``account`` is None if the account has not been opened. ``pilot`` is None to make no forecast.
     """
 
     facts: SourceFacts
@@ -224,16 +217,9 @@ def get_parameters(method: LabelingMethod) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanReport:
-    """Result of ``pate plan``.
+    """Result of ``pate plan``: the rows of the table, the notes below, and the shards of a diagnosis.
 
-    Attributes:
-        dataset: Declared name of the data set.
-        budget_epsilon: Cap of the account, in epsilon.
-        budget_source: Where the cap comes from: a setting of train.py, or the account.
-        delta: Delta of the account.
-        choices: Rows of the table.
-        notes: Sentences below the table.
-        shards: Measurements of a diagnosis, by the size of a shard.
+    ``budget_epsilon`` is the cap of the account, which comes from a setting of train.py or the account.
     """
 
     dataset: str
@@ -246,7 +232,6 @@ class PlanReport:
 
     @property
     def best_choice(self) -> Choice | None:
-        """The recommended choice. None if no choice works."""
         return select_best(self.choices)
 
     def to_json(self) -> str:
@@ -269,12 +254,10 @@ def format_report(report: PlanReport) -> str:
             notes += explain_theory(shard, best.lead, best.num_queries, best.epsilon or 0.0, report.delta)
     if best is None:
         notes.append("None of these choices works.")
-    elif best.forecast is None:
-        notes.append(
-            "* The smallest epsilon at which useful labels need a lead of at most a quarter (or half) of the votes."
-        )
     else:
-        notes.append("* The smallest epsilon with at least 95 % of the largest number of effective labels.")
+        by_lead = "at which useful labels need a lead of at most a quarter (or half) of the votes"
+        by_labels = "with at least 95 % of the largest number of effective labels"
+        notes.append(f"* The smallest epsilon {by_lead if best.forecast is None else by_labels}.")
     lines += ["", *(line for note in notes for line in _wrap(note, 2))]
     if best is not None:
         words = " ".join(["python train.py", *map(shlex.quote, best.settings)])

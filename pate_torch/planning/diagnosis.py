@@ -6,8 +6,10 @@ stability of a teacher (BTT18 Definition 5.7), and the gain of the vote over one
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,8 +20,7 @@ from pate_torch.planning.pilot import Pilot
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.voting import count_votes
 
-XI = np.arange(50) / 100
-"""Margins at which a diagnosis holds the share of points."""
+XI = np.arange(50) / 100  # margins at which a diagnosis holds the share of points
 LEGEND = (
     "K, shard: teachers, and private records of each. tried: teachers trained here.",
     "one: % of the points on which one teacher is right.",
@@ -36,7 +37,6 @@ class ShardDiagnosis:
 
     Attributes:
         num_teachers: Number K of teachers that the planned records give at this size.
-        shard_size: Number of records per teacher.
         num_tried: Number of teachers that were trained on public records.
         teacher_accuracy: Accuracy of one teacher.
         vote_gain: Accuracy of the vote minus ``teacher_accuracy``, given the teachers that were trained.
@@ -100,22 +100,32 @@ def compute_proposition_18(
     above the threshold and all noise, with probability 1 - gamma. (LZCW21 prints 3 lambda (ln(4m/delta) + L)/xi, which
     compares the whole gap, and leaves nothing for sqrt(K L/2).)
     """
-    slack, L = math.log(3 / gamma), math.log(3 * m / gamma)
-    T = max(1, math.ceil(nu * m + math.sqrt(2 * nu * m * slack) + 2 * slack / 3))
-    scales = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=T).make_price(m)
+    T, L = _bound_failures(m, nu, gamma), math.log(3 * m / gamma)
+    scales = _make_price(T, m, epsilon, delta)
     needed = 1 + scales.threshold + scales.noise_scale * (math.log(3 * T / gamma) + 2 * L)
     root = (math.sqrt(L / 2) + math.sqrt(L / 2 + 4 * xi * needed)) / (2 * xi)
     return T, math.ceil(root**2)
+
+
+def _bound_failures(m: int, nu: float, gamma: float) -> int:
+    slack = math.log(3 / gamma)
+    return max(1, math.ceil(nu * m + math.sqrt(2 * nu * m * slack) + 2 * slack / 3))
+
+
+@functools.lru_cache(maxsize=64)  # many margins have the same bound
+def _make_price(max_failures: int, m: int, epsilon: float, delta: float) -> Any:
+    mechanism = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=max_failures)
+    return mechanism.make_price(m)
 
 
 def format_shards(shards: tuple[ShardDiagnosis, ...]) -> list[str]:
     """Format a line for each size of a shard, and the meaning of every column, in 80 columns."""
     rows = [["K", "shard", "tried", "one", "vote", "voting", "alpha", "nu.1", "nu.2", "nu.4"]]
     for s in shards:
-        (one, half), (gain, gain_half), percent = s.teacher_accuracy, s.vote_gain, [100 * s.nu[i] for i in (10, 20, 40)]
+        (one, half), (gain, gain_half) = s.teacher_accuracy, s.vote_gain
         row = f"{s.num_teachers} {s.shard_size} {s.num_tried} {100 * one:.1f}±{100 * half:.1f} {100 * gain:+.1f}"
         row += f"±{100 * gain_half:.1f} {s.voting} {s.instability[0] ** 0.5:.3f}"
-        rows.append([*row.split(), *(f"{value:.0f}" for value in percent)])
+        rows.append([*row.split(), *(f"{100 * s.nu[i]:.0f}" for i in (10, 20, 40))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     scope = "On public records that train no teacher, and for data like them (± 95 %):"
     return [scope, "", *("  ".join(map(str.rjust, row, widths)) for row in rows), "", *LEGEND, ""]
@@ -130,8 +140,8 @@ def explain_theory(shard: ShardDiagnosis, lead: float | None, m: int, epsilon: f
         percent = 100 * shard.nu[int(lead / K * 50)]
         notes.append(f"On {percent:.0f} % of the points, the lead is below the {lead:.3g} votes of a useful label.")
     terms = {"epsilon": epsilon, "delta": delta, "gamma": 0.05}
-    curve = zip(shard.nu[1:], XI[1:].tolist(), strict=True)
+    curve = [(nu, xi) for nu, xi in zip(shard.nu, XI.tolist(), strict=True) if xi and _bound_failures(m, nu, 0.05) < m]
     proofs = [compute_proposition_18(m, nu=nu, xi=xi, **terms) for nu, xi in curve]
-    T, needed = min((proof for proof in proofs if proof[0] < m), key=lambda proof: proof[1], default=(m, 0))
+    T, needed = min(proofs, key=lambda proof: proof[1], default=(m, 0))
     promise = f"that the sparse vector answers {m - T} of {m} queries with {needed:,} such teachers; there are {K}"
     return [*notes, f"LZCW21 Proposition 18 promises {promise if needed else 'no answer to the sparse vector'}."]

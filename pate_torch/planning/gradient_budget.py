@@ -24,19 +24,14 @@ _NUM_STEPS, _CLIP_NORM = 8, 0.5
 _MIN_SIGNAL_TO_NOISE_FOR_MODEL = 200
 """Number of records per unit of noise below which self-training on the model's answers improves the model of an
 encoder's features (package descriptions, phrases of SST-2, PneumoniaMNIST; docs/experiments/frozen-features.md)."""
-_MIN_SIGNAL_TO_NOISE = 25
-"""Number of records per unit of noise below which models on these data were seldom better than the most frequent
-class."""
+_MIN_SIGNAL_TO_NOISE = 25  # below it, models on these data were seldom better than the most frequent class
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedDescent:
-    """Noisy gradient descent that is calibrated to a cost.
+    """Noisy gradient descent that is calibrated to a cost, and public numbers of records and points, None if unknown.
 
     Attributes:
-        mechanism: Mechanism with calibrated noise.
-        num_records: Approximate number of private records. None if not declared.
-        num_public: Number of public points. None if unknown.
         effective_dim: Value of ``method.effective_dim``. None if the number of records is unknown; the ridge then
             applies, or noisy class counts decide.
         class_counts: Mechanism of the class counts that the cost includes. None if it includes none.
@@ -55,11 +50,9 @@ class CalibratedDescent:
 
     def needs_self_training(self, is_encoded: bool) -> bool:
         """Return whether self-training on the model's answers is expected to improve the model."""
-        return (
-            is_encoded
-            and self.num_records is not None
-            and (self.num_records / self.mechanism.sigma < _MIN_SIGNAL_TO_NOISE_FOR_MODEL)
-        )
+        if not is_encoded or self.num_records is None:
+            return False
+        return self.num_records / self.mechanism.sigma < _MIN_SIGNAL_TO_NOISE_FOR_MODEL
 
 
 def calibrate_gradients(
@@ -72,10 +65,7 @@ def calibrate_gradients(
     buys_counts: bool = False,
     noise: str = "torch",
 ) -> CalibratedDescent:
-    """Calibrate noise to the cost ``epsilon``, which pays for noisy class counts as well if ``buys_counts``.
-
-    The rule sets the other fields if ``num_records`` is not None.
-    """
+    """Calibrate noise to the cost ``epsilon``, which pays for noisy class counts as well if ``buys_counts``."""
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency, noise=noise)
     if num_records is not None or buys_counts:
         mechanism = replace(mechanism, steps=_NUM_STEPS, clip_norm=_CLIP_NORM)
@@ -124,10 +114,7 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
-    """Calibrate noisy gradient descent to the cost of the run's labels.
-
-    Return None if the run does not label points.
-    """
+    """Calibrate noisy gradient descent to the cost of the run's labels. Return None if the run labels no points."""
     method = config.method
     if not isinstance(method, LabelingMethod):
         return None
@@ -160,20 +147,22 @@ def format_gradient_settings(
     of an encoder. If the plan has a target epsilon, the settings contain no noise scale.
     """
     mechanism, trains_on_answers = gradients.mechanism, gradients.needs_self_training(is_encoded)
-    words = ["method=gradients", "mechanism=gradient_descent", "query=random"]
-    words += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
+    words = ["method=gradients mechanism=gradient_descent query=random"]
+    if plan.privacy.target_epsilon is None:
+        words.append(f"mechanism.sigma={mechanism.sigma:.4g}")
     if gradients.effective_dim is None:
-        words += ["method.size=<approximate number>"]
+        words.append("method.size=<approximate number>")
     else:
-        words += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
-        words += [f"mechanism.clip_norm={mechanism.clip_norm:g}", f"mechanism.step_size={mechanism.step_size:.3g}"]
-        words += [f"mechanism.first_step_size={mechanism.first_step_size:.3g}"]
-    words += [] if gradients.num_public is None else [f"num_queries={gradients.num_public}"]
+        words.append(f"method.effective_dim={gradients.effective_dim:.3g} mechanism.steps={mechanism.steps}")
+        words.append(f"mechanism.clip_norm={mechanism.clip_norm:g} mechanism.step_size={mechanism.step_size:.3g}")
+        words.append(f"mechanism.first_step_size={mechanism.first_step_size:.3g}")
+    if gradients.num_public is not None:
+        words.append(f"num_queries={gradients.num_public}")
     if is_image and isinstance(plan.method, LabelingMethod) and plan.method.features is None:
-        words += ["features=contrastive"]
+        words.append("features=contrastive")
     if is_image is False and not trains_on_answers:
-        words += ["student=released_model"]
+        words.append("student=released_model")
     else:
-        words += ["student=self_training", f"student.alpha={'.5' if trains_on_answers else '.3'}"]
+        words.append(f"student=self_training student.alpha={'.5' if trains_on_answers else '.3'}")
     words += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
     return " ".join(words)

@@ -52,12 +52,7 @@ class PilotConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Forecast of the labels of a release.
-
-    Attributes:
-        answer_rate: Share of the queries that are answered.
-        accuracy: Accuracy of the answers. None if no query is answered.
-    """
+    """Forecast of the share of the queries that are answered, and of the accuracy of the answers, None without any."""
 
     answer_rate: float
     accuracy: float | None
@@ -67,11 +62,8 @@ class Forecast:
 class Pilot:
     """A public data set on which methods are simulated.
 
-    Attributes:
-        config: Options of the pilot.
-        data: Public data set. Its private side takes the place of the planned private records.
-        num_records: Approximate number of planned records.
-        seed: Seed of teachers, votes and noise. All of them depend on public data only.
+    The private side of ``data`` takes the place of the ``num_records`` planned private records. ``seed`` is that of
+    teachers, votes and noise, which all depend on public data only.
     """
 
     config: PilotConfig

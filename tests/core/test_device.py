@@ -34,23 +34,19 @@ def test_a_run_computes_float32_as_such_and_repeatably():
     assert get_switches() == before
 
 
-def test_blocks_that_end_in_another_order_restore_the_precision():
-    """As blocks of two threads do: the first one to begin ends first."""
-    before, first, second = get_switches(), float32_precision(), float32_precision(tf32=True)
+@pytest.mark.parametrize(
+    "first,second,expected",
+    [
+        (float32_precision, functools.partial(float32_precision, tf32=True), ("tf32", "tf32")),
+        (lambda: deterministic_mode(CPU), lambda: deterministic_mode(CPU), ("ieee", "ieee", True, False)),
+    ],
+)
+def test_blocks_of_threads_that_end_in_another_order_keep_and_restore_the_switches(first, second, expected):
+    before, first, second = get_switches(), first(), second()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert get_switches()[:2] == ("tf32", "tf32")
-    second.__exit__(None, None, None)
-    assert get_switches() == before and before[:2] != ("tf32", "tf32")
-
-
-def test_a_run_in_another_thread_that_ends_first_leaves_a_run_repeatable():
-    before, first, second = get_switches(), deterministic_mode(CPU), deterministic_mode(CPU)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert get_switches() == ("ieee", "ieee", True, False) != before
+    assert get_switches()[: len(expected)] == expected != before[: len(expected)]
     second.__exit__(None, None, None)
     assert get_switches() == before
 

@@ -10,22 +10,13 @@ from pate_torch.core.images import convert_images
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 3, 6, 4), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.uint32])
-def test_whole_numbers_are_pixels(dtype):
-    x, is_finite = convert_images("x", PIXELS.astype(dtype))
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int64", "uint32", "float16", "float32", "float64"])
+def test_whole_numbers_are_pixels_and_fractions_of_torchvision_come_back_exactly(dtype):
+    fractions = torch.stack([to_tensor(image.transpose(1, 2, 0)) for image in PIXELS]).numpy()
+    x, is_finite = convert_images("x", (fractions if "float" in dtype else PIXELS).astype(dtype))
     np.testing.assert_array_equal(x, PIXELS)
     assert x.dtype == np.uint8 and is_finite.all()
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_fractions_of_torchvision_come_back_exactly(dtype):
-    fractions = torch.stack([to_tensor(image.transpose(1, 2, 0)) for image in PIXELS])
-    x, _ = convert_images("x", fractions.numpy().astype(dtype))
-    np.testing.assert_array_equal(x, PIXELS)
-
-
-def test_gray_images_get_a_channel_and_masks_are_black_and_white():
-    x, _ = convert_images("x", PIXELS[:, 0] > 99)
+    x, _ = convert_images("x", PIXELS[:, 0] > 99)  # gray masks get a channel
     np.testing.assert_array_equal(x, np.where(PIXELS[:, :1] > 99, 255, 0))
 
 

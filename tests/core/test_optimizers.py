@@ -48,6 +48,6 @@ def test_an_update_in_a_buffer_does_not_depend_on_what_lies_beside_it(kind):
         return buffer.params
 
     expected = update(16)
-    for rows in range(1, 16):
+    for rows in (1, 2, 3, 5, 11, 15):
         for found, whole in zip(update(rows), expected, strict=True):
             assert torch.equal(found, whole[:rows])

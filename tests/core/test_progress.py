@@ -50,13 +50,15 @@ def report(clock, reports, stream):
         ),
         ([(0, 32, 100), (20, 36, 100)], ["36/100 (36%), 20 s so far, 5:20 left"]),  # an earlier run trained 32
         ([(0, 0, 9), (1, 3, 9), (2.9, 8, 9), (3.1, 9, 9)], ["9/9 done in 3 s"]),  # too short for an estimate
+        ([(1, 1, 1), (1, 1, 1), (2, 1, 1)], ["1/1 done in 1 s"]),
+        ([(0, 0, 0)], []),
         (
             [(10, 5, 10), (20, 10, 10), (30, 1, 10), (32, 2, 10), (36, 4, 10), (48, 10, 10)],  # it begins again
             ["5/10 (50%), 10 s so far, 10 s left", "10/10 done in 20 s", "4/10 (40%), 6 s so far, 12 s left",
              "10/10 done in 18 s"],
         ),
     ],
-    ids=["each minute", "first part", "resumed", "short", "begun again"],
+    ids=["each minute", "first part", "resumed", "short", "done twice", "empty", "begun again"],
 )  # fmt: skip
 def test_a_pipe_gets_an_estimate_once_a_part_is_done_and_then_each_minute(clock, reports, lines):
     _, shown = report(clock, reports, io.StringIO())
@@ -76,31 +78,11 @@ def test_a_terminal_gets_an_estimate_once_a_part_is_done(clock, monkeypatch):
     assert column.render(report(clock, [(40, 0, 10)], Terminal())[0].live_display.tasks[0]).plain == ""
 
 
-@pytest.mark.parametrize(
-    ("counts", "lines"),
-    [([(1, 1)] * 3, 1), ([(1, 2), (2, 2), (1, 2), (2, 2)], 2), ([(0, 0)], 0)],
-    ids=["done twice", "begun again", "empty"],
-)
-def test_each_pass_of_a_stage_is_done_once(counts, lines):
-    stream = io.StringIO()
-    stage = Stages(stream=stream)("x")
-    for done, total in counts:
-        stage(done, total)
-    assert stream.getvalue().count("done in") == lines and stream.getvalue().startswith("x ...\n")
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_quiet_says_nothing(stream):
-    assert run(stream, quiet=True) == ""
-
-
-def test_a_terminal_gets_a_bar_and_names_are_not_read_as_markup(monkeypatch):
+def test_a_terminal_gets_a_bar_a_pipe_plain_lines_and_quiet_says_nothing(monkeypatch):
+    assert run(io.StringIO(), quiet=True) == run(Terminal(), quiet=True) == ""
     monkeypatch.setenv("TERM", "xterm")
-    text = run(Terminal(), name="[bold]x[/bold]")
+    text = run(Terminal(), name="[bold]x[/bold]")  # no markup
     assert "[bold]x[/bold]" in text and "[bold]found[/bold]" in text and "50/50" in text and "\x1b" in text
-
-
-def test_a_pipe_gets_plain_lines_whatever_colors_are_forced(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     first, last, message = run(io.StringIO(), name="Work").splitlines()
     assert first == "Work ..." and last.startswith("Work: 50/50 done in") and message == "[bold]found[/bold]"

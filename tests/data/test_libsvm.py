@@ -89,17 +89,14 @@ def test_libsvm_files_are_refused_clearly(content, options, message, tmp_path):
         Libsvm(path=str(tmp_path / "t.svm"), **options).load()
 
 
-def test_zero_based_files(tmp_path):
-    (tmp_path / "t.svm").write_text("".join(f"{i % 2} 0:{i} 2:1\n" for i in range(100)))
-    data = Libsvm(path=str(tmp_path / "t.svm"), zero_based=True, roles="position").load()
-    assert data.spec.input_shape == (3,)
-    assert data.private.x[:, 0].tolist() == data.private.unit_id.astype(float).tolist()
-
-
-def test_a_huge_feature_number_is_refused_in_public_rows_and_left_out_of_private_ones(tmp_path):
+def test_zero_based_files_and_huge_features_which_are_refused_in_public_rows_and_left_out_of_private_ones(tmp_path):
     rows = Path(write_svm(tmp_path, *sparse())).read_text()
     plain, absurd = tmp_path / "t.svm", tmp_path / "absurd.svm"
     absurd.write_text(rows + "1 2147483647:1\n")
     with pytest.raises(ValueError, match=r"num_features=None.*2147483647"):
         Libsvm(path=str(plain), public_path=str(absurd)).load()
     assert Libsvm(path=str(absurd), public_path=str(plain)).load().spec.input_shape[0] < 100
+    (tmp_path / "t.svm").write_text("".join(f"{i % 2} 0:{i} 2:1\n" for i in range(100)))
+    data = Libsvm(path=str(tmp_path / "t.svm"), zero_based=True, roles="position").load()
+    assert data.spec.input_shape == (3,)
+    assert data.private.x[:, 0].tolist() == data.private.unit_id.astype(float).tolist()

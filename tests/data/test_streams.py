@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
+from pate_torch.data import streams
 from pate_torch.data.image_folder import ImageFolderDataset
 from pate_torch.data.streams import PointForm, PointStream
 
@@ -90,17 +91,21 @@ def test_labels_are_those_of_the_items(tmp_path):
         assert stream.labels == labels
 
 
-def test_rows_of_a_dataset_are_float_rows():
+def test_colors_of_private_images_follow_the_public_ones_and_rows_are_floats(tmp_path):
     x = torch.randn(20, 4, dtype=torch.float64)
     assert torch.equal(private(TensorDataset(x)).load(), x.float())
     assert torch.equal(PointStream("x", Items(list(x.numpy()))).load(), x.float())
-
-
-def test_gray_images_become_one_channel_and_colors_of_private_images_follow_the_public_ones():
-    gray = Items([Image.fromarray(pixels[0]) for pixels in PIXELS])
+    images = [Image.fromarray(pixels[0]) for pixels in PIXELS]
+    gray = Items(images)
     assert torch.equal(PointStream("public", gray).load(), torch.from_numpy(PIXELS[:, :1]))
     form = PointStream("public", Items([pil(PIXELS[0])])).form
     assert torch.equal(private(gray, form).load(), torch.from_numpy(PIXELS[:, :1]).expand(-1, 3, -1, -1))
+    (tmp_path / "cat").mkdir()
+    for row, image in enumerate(images):
+        image.save(tmp_path / "cat" / f"{row}.png")
+    pil(PIXELS[0]).save(tmp_path / "cat" / "in color.png")
+    stream = private(ImageFolderDataset(tmp_path, (1, 8, 6)), PointForm((1, 8, 6), False))
+    assert torch.equal(stream.load()[:9], torch.from_numpy(PIXELS[:, :1])) and stream.is_readable_N.all()
 
 
 class Noisy(Dataset):
@@ -144,34 +149,17 @@ def test_a_random_transform_of_a_folder_depends_on_no_other_record(tmp_path):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_the_colors_of_a_folder_dataset_are_those_of_the_public_points(tmp_path):
-    for row, pixels in enumerate(PIXELS):
-        (tmp_path / "cat").mkdir(exist_ok=True)
-        Image.fromarray(pixels[0]).save(tmp_path / "cat" / f"{row}.png")
-    pil(PIXELS[0]).save(tmp_path / "cat" / "in color.png")
-    stream = private(ImageFolderDataset(tmp_path, (1, 8, 6)), PointForm((1, 8, 6), False))
-    assert torch.equal(stream.load()[:9], torch.from_numpy(PIXELS[:, :1])) and stream.is_readable_N.all()
-
-
-@pytest.mark.parametrize("odd", [np.nan, np.inf, 1e300])
-def test_a_row_that_is_not_finite_stops_nobodys_run(odd):
-    rows = list(np.ones((9, 3)))
-    rows[0] = np.array([odd, 1, 1])
-    x = private(Items(rows), PointForm((3,))).load()
-    assert x.isfinite().all(1).tolist() == [False] + [True] * 8
-
-
-def test_a_private_record_that_is_not_repeatable_stops_nobodys_run():
+def test_a_dataset_with_a_state_is_refused_and_one_private_record_stops_nobodys_run():
     draw = torch.Generator().manual_seed(0)
     items = [torch.zeros(1, 8, 8)] * 8
     items[4] = lambda: torch.rand(1, 8, 8, generator=draw)
     assert not private(Items(items)).load()[[0, 1, 2, 3, 5, 6, 7]].any()
     with pytest.raises(ValueError, match="returns other values"):
         PointStream("public", Items(items)).load()
-
-
-def test_a_dataset_with_a_state_is_refused():
-    draw = torch.Generator().manual_seed(0)
+    for odd in (np.nan, np.inf, 1e300):
+        rows = list(np.ones((9, 3)))
+        rows[0] = np.array([odd, 1, 1])
+        assert private(Items(rows), PointForm((3,))).load().isfinite().all(1).tolist() == [False] + [True] * 8
     noisy = Items([lambda: torch.rand(1, 8, 8, generator=draw)] * 20)
     for stream in (PointStream("public", noisy), private(noisy)):
         with pytest.raises(ValueError, match=rf"^{stream.key}='Items': returns other values when .* a second time"):
@@ -233,6 +221,10 @@ def test_other_objects_are_refused_by_name(tmp_path):
     for array, message in [(PIXELS / 255, "uint8"), (PIXELS[:, :, :3], "3, 8, 6"), (PIXELS[:, :1], "3, 8, 6")]:
         with pytest.raises(ValueError, match=f"^X=.*must be .*{message}"):
             private(array, PointForm((3, 8, 6), False))
+    # Private images of other sizes are resized to the public form.
+    x = private(tmp_path / "images", PointForm((3, 8, 6), False)).load()
+    assert torch.equal(x[:3], torch.from_numpy(PIXELS[:3])) and x.shape == (10, 3, 8, 6)
+    assert PointStream("public", tmp_path / "images", size=5).form.shape == (3, 5, 5)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +243,7 @@ def test_positions_in_a_folder_depend_on_other_records(wrap, tmp_path):
     PointStream("X", FakeData(3, (3, 8, 6)), form, adjacency="replace_one")
 
 
+@pytest.mark.slow(reason="imports torch in a new process")
 def test_torchvision_is_imported_only_where_positions_count():
     """The import takes longer than all modules of the package together."""
     code = (
@@ -258,30 +251,22 @@ def test_torchvision_is_imported_only_where_positions_count():
         "from pate_torch.data.streams import PointStream\n"
         "pate_torch.PATEClassifier\n"
         "points = torch.utils.data.TensorDataset(torch.zeros(3, 1, 8, 8))\n"
-        "for adjacency in (None, 'add_remove'):\n"
-        "    form = PointStream('X', points).form\n"
-        "    PointStream('X', points, form, adjacency=adjacency).load()\n"
-        "    assert 'torchvision' not in sys.modules\n"
+        "form = PointStream('X', points).form\n"
+        "PointStream('X', points, form, adjacency='add_remove').load()\n"
+        "assert 'torchvision' not in sys.modules\n"
         "PointStream('X', points, form, adjacency='replace_one')\n"
         "assert 'torchvision' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_images_of_other_sizes_are_resized_to_the_public_form(tmp_path):
-    folder = write_folder(tmp_path / "images")
-    pil(PIXELS[0]).resize((12, 16), Image.Resampling.NEAREST).save(folder / "cat" / "large.png")
-    x = private(folder, PointForm((3, 8, 6), False)).load()
-    assert torch.equal(x[:3], torch.from_numpy(PIXELS[:3])) and x.shape == (10, 3, 8, 6)
-    assert PointStream("public", folder, size=5).form.shape == (3, 5, 5)
-
-
-def test_the_items_are_not_in_memory_together():
-    """5,000 points of 1 kB take 5 MB; as 64-bit items, all together, they would take 40 MB."""
-    points = Items([lambda: np.full((1, 32, 32), 7, dtype=np.int64)] * 5000)
+def test_the_items_are_not_in_memory_together(monkeypatch):
+    """80 points of 16 kB; as 64-bit items, all together, they would take 10 MB."""
+    monkeypatch.setattr(streams, "_BLOCK_POINTS", 32)
+    points = Items([lambda: np.full((1, 128, 128), 7, dtype=np.int64)] * 80)
     tracemalloc.start()
-    stream = private(points, PointForm((1, 32, 32), False))
+    stream = private(points, PointForm((1, 128, 128), False))
     sizes = [len(block) for block in stream.iterate_blocks()]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert sum(sizes) == 5000 and max(sizes) <= 256 and peak < 5e6
+    assert sizes == [32, 32, 16] and peak < 5e6

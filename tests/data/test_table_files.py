@@ -69,7 +69,6 @@ def check_refused(path, message, **options):
 @pytest.mark.parametrize(
     ("header", "rows", "message"),
     [
-        (HEADER, [row.replace("\n", ",0\n") for row in ROWS], "line 2 has 5 fields, and the header 4"),
         (HEADER, [row.replace("\n", ",\n") for row in ROWS], "line 2 has 5 fields, and the header 4"),
         (HEADER, replace_rows({30: "p0,w0,1,0,7\n"}), "line 32 has 5 fields, and the header 4"),
         (HEADER, replace_rows({30: "p0,w0,1\n"}), "line 32 has 3 fields, and the header 4"),
@@ -77,7 +76,6 @@ def check_refused(path, message, **options):
         ("patient,,x,y\n", ROWS, "column 2 of the header has no name"),
         (HEADER, replace_rows({20: 'p0,"w0,1,0\n', 40: 'p0,w0",1,0\n'}), "line 22: a quote is left open"),
         (HEADER, replace_rows({59: 'p0,w0,1,"0'}), "line 61: a quote is left open"),
-        (HEADER, replace_rows({20: 'p"0,"w0,1,0\n', 40: 'x",w"0,1\n'}), "line 22: a quote is left open"),
         (HEADER, replace_rows({5: 'p0,"w"0,1,0\n'}), "line 7: ',' expected after '\"'"),
         ("", [], "has no rows"),
         (HEADER, [], "has no rows"),
@@ -97,7 +95,7 @@ def test_quotes_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
     assert to_lists(table) == {"a": ["1,5", 'say "so"'], "b, or c": ["", "x"]}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     CSV_ROWS.flatmap(lambda rows: st.sampled_from(["\n", "\r\n"]).map(lambda end: end.join(["a,b", *rows, ""])))
     | CSV_ROWS.map("\n".join)
@@ -116,7 +114,7 @@ def test_any_text_is_read_as_by_a_reader_of_single_rows_or_refused(tmp_path_fact
 
 
 def test_a_large_file_is_read_in_blocks(tmp_path):
-    rows = [f'{i},"{"x" * (i % 3)}, {i}"' for i in range(40_000)]
+    rows = [f'{i},"{"x" * (i % 3)}, {i}"' for i in range(20_000)]
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["i,text", "", *rows]))
     table = read_table("dataset.path", path, ",")
@@ -136,7 +134,7 @@ def test_files_without_a_header_and_with_quotation_marks_as_characters(tmp_path)
         read_table("dataset.path", path, "\t", columns=["text", "label", "more"], quotes=False)
 
 
-@pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.bz2", "t.csv.xz", "t.csv.zip", "t.csv.zst", "t.parquet", "t.csv"])
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.bz2", "t.csv.xz", "t.csv.zip", "t.parquet", "t.csv"])
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_damaged_files_are_refused(name, is_cut, tmp_path):
     content = PACKERS.get(name[5:], lambda text: b"\xff" + text)((HEADER + "".join(ROWS)).encode())
@@ -194,27 +192,21 @@ def test_vectors_that_do_not_fit_are_refused(name, ids, message, folder):
         read_vectors(folder / name, "key", ids)
 
 
-def test_half_precision_vectors_become_float32(tmp_path):
-    save_file({"embeddings": torch.ones(2, 3).half(), "id": torch.tensor([4, 7])}, tmp_path / "v.safetensors")
-    vectors = read_vectors(tmp_path / "v.safetensors", "id", None)
-    assert vectors.ids == ["4", "7"] and torch.equal(vectors.gather(np.array([1, 0])), torch.ones(2, 3))
-
-
 @pytest.mark.parametrize("kind", ["npy", "safetensors", "lists", "doubles"])
 def test_vectors_are_read_in_blocks_as_if_they_were_one_array(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(table_files, "_BLOCK_ROWS", 4)
-    x = np.random.default_rng(0).normal(size=(11, WIDTH)).astype(np.float32)
-    x[6], ids = np.nan, [f"k{i}" for i in range(11)]
+    x = np.random.default_rng(0).normal(size=(11, WIDTH)).astype(np.float16).astype(np.float32)
+    x[6], ids = np.nan, [str(i) for i in range(11)]
     file = tmp_path / f"v.{kind if kind in ('npy', 'safetensors') else 'parquet'}"
     if kind == "npy":
         np.save(file, x.astype(np.float64))
     elif kind == "safetensors":
-        save_file({"embeddings": torch.from_numpy(x)}, file)
+        save_file({"embeddings": torch.from_numpy(x).half(), "id": torch.arange(11)}, file)
     elif kind == "lists":
         pd.DataFrame({"key": ids, "embedding": [None if i == 6 else row for i, row in enumerate(x)]}).to_parquet(file)
     else:
         pd.DataFrame({"key": ids, **{f"v{d}": x[:, d].astype(np.float64) for d in range(WIDTH)}}).to_parquet(file)
-    vectors = read_vectors(file, "key", ids if file.suffix != ".parquet" else None)
+    vectors = read_vectors(file, "key", ids if kind == "npy" else None)
     row_M = np.array([9, -1, 0, 6, 9, 4, 3])
     expected = np.where(row_M[:, None] < 0, np.nan, x[row_M]).astype(np.float32)
     np.testing.assert_array_equal(vectors.gather(row_M).numpy(), expected)

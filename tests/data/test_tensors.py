@@ -17,19 +17,12 @@ def tensors(**changes):
     return Tensors(**({"name": "mine", "class_names": 3} | parts | changes))
 
 
-def test_tensors_pass_through_with_the_pools_statistics():
+def test_tensors_have_the_statistics_of_the_pool_and_ids_of_their_content():
     source = tensors()
-    data = source.load()
-    assert torch.equal(data.private.x, source.x) and data.private.y.dtype == torch.int64
+    data, fewer = source.load(), tensors(x=source.x[1:], y=source.y[1:]).load()
     assert data.spec.mean == pytest.approx(source.pool_x.double().mean(0).tolist())
     assert len(set(data.private.unit_id)) == 20
-    fewer = tensors(x=source.x[1:], y=source.y[1:]).load()
     assert fewer.private.unit_id.tolist() == data.private.unit_id.tolist()[1:] and fewer.spec == data.spec
-    named = tensors(unit_id=[f"u{i % 5}" for i in range(20)], unit="group:u", mean=[0] * 4, std=[1] * 4).load()
-    assert named.private.unit == "group:u" and named.spec.mean == (0.0,) * 4
-    image = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    images = tensors(x=image, y=torch.tensor([0, 1]), pool_x=image, test_x=image, test_y=torch.tensor([0, 1]))
-    assert images.load().spec.input_shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +66,13 @@ def test_the_form_of_private_points_is_that_of_public_rows(first):
     assert torch.equal(private.x[1:], torch.arange(1.0, 12)[:, None] + torch.arange(3.0))
 
 
-@pytest.mark.parametrize("odd", [float("nan"), 7.25])
-def test_no_message_quotes_values_of_private_images(odd):
+def test_odd_private_images_raise_nothing_and_datasets_need_public_points(tmp_path):
     x = torch.full((6, 1, 4, 4), 0.5)
-    x[2, 0, 0, 0] = odd
+    x[2, 0, 0, 0] = 7.25
+    assert build_private_data(x, torch.arange(6) % 2, None, "record", ("0", "1"), "add_remove").usable_N is None
+    x[2, 0, 0, 0] = torch.nan
     private = build_private_data(x, torch.arange(6) % 2, None, "record", ("0", "1"), "add_remove")
-    assert private.usable_N is None if odd == 7.25 else private.usable_N.tolist() == [row != 2 for row in range(6)]
-
-
-def test_datasets_need_public_points(tmp_path):
+    assert private.usable_N.tolist() == [row != 2 for row in range(6)]
     torch.save(0, tmp_path / "cat.png")  # no image
     for points in (TensorDataset(torch.zeros(3, 2)), ImageFolderDataset(tmp_path, shape=(1, 2, 2)), str(tmp_path)):
         with pytest.raises(ValueError, match=r"^public_x=None: must be given"):

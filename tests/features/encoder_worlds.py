@@ -24,9 +24,9 @@ ROWS = DataSpec(
 class Eye(nn.Module):
     """A small network for images, with a batch normalization, and a last linear layer."""
 
-    def __init__(self, batch: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.look = nn.Sequential(nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5) if batch else nn.Identity(), nn.GELU())
+        self.look = nn.Sequential(nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.GELU())
         self.head = nn.Linear(180, 3)
 
     def forward(self, x):

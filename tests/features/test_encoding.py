@@ -13,7 +13,7 @@ import pytest
 import torch
 from hydra import compose
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
@@ -28,7 +28,7 @@ from tests.features import onnx_files
 from tests.features.encoder_worlds import IMAGES, ROWS
 from tests.run_configs import changed
 from tests.tensor_data import Tensors
-from tests.tiny_runs import again, tiny
+from tests.tiny_runs import tiny
 from tests.worlds import images
 
 
@@ -65,22 +65,6 @@ def test_tensors_in_another_file_are_found_anywhere_in_an_onnx_file(place, tmp_p
         encoding.check_no_external_data(tmp_path / "out.onnx")
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"head.bias": None}, r"lacks the tensor head\.bias\."),
-        ({"tail.bias": torch.zeros(1)}, r"has the unknown tensor tail\.bias\."),
-        ({"head.bias": torch.zeros(9), "head.weight": torch.zeros(9)}, r"has another shape of head\.bias and 1 more"),
-    ],
-)
-def test_weights_that_do_not_fit_the_module_are_named(change, why, tmp_path):
-    encoder = worlds.eye(tmp_path)
-    tensors = load_file(encoder.weights) | change
-    save_file({name: value for name, value in tensors.items() if value is not None}, encoder.weights)
-    with pytest.raises(ValueError, match=rf"features\.weights='.*eye\.safetensors': {why}.*Eye"):
-        encoder.make_runner(IMAGES)
-
-
 @pytest.mark.parametrize("name", ["eye.safetensors", "t.onnx", "table.safetensors"])
 def test_files_of_another_format_are_named(name, tmp_path):
     encoder, spec = worlds.eye(tmp_path), IMAGES
@@ -111,15 +95,11 @@ def test_a_pickle_is_read_without_running_it(tmp_path):
     torch.save({"state_dict": network.state_dict()}, file)
     encoder, x = Encoder(name="eye", module=worlds.Eye(), weights=str(file)), worlds.points(IMAGES, 3)
     assert torch.equal(encoder.encode(x, IMAGES), Encoder(name="eye", module=network).encode(x, IMAGES))
-    for content in (pickle.dumps(Dangerous(tmp_path / "ran")), b"nothing"):
+    torch.save(network, tmp_path / "whole.pth")
+    for content in (pickle.dumps(Dangerous(tmp_path / "ran")), b"nothing", (tmp_path / "whole.pth").read_bytes()):
         file.write_bytes(content)
-        with pytest.raises(
-            ValueError, match=r"features\.weights='.*eye\.pth': must be a state_dict\(\) that torch\.save"
-        ):
+        with pytest.raises(ValueError, match=r"features\.weights='.*eye\.pth': must be a state_dict\(\) that torch"):
             Encoder(name="eye", module=worlds.Eye(), weights=str(file)).make_runner(IMAGES)
-    torch.save(network, file)
-    with pytest.raises(ValueError, match=r"must be a state_dict\(\)"):
-        Encoder(name="eye", module=worlds.Eye(), weights=str(file)).make_runner(IMAGES)
     assert not (tmp_path / "ran").exists()
 
 
@@ -145,13 +125,11 @@ FACTS = {"name": "p", "num_classes": 2, "class_names": ("a", "b"), "mean": (0.5,
 PHOTOS = DataSpec(input_shape=(3, SIZE, SIZE), **FACTS)
 X = torch.randint(0, 256, (3, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 X[1] //= 3  # darker
-SLOW = pytest.mark.slow(reason="networks of 100 to 500 MB")
-NETWORKS = {
-    "resnet18": "fc", "mobilenet_v2": "classifier.1", "mobilenet_v3_small": "classifier.3", "googlenet": "fc",
-    "efficientnet_b0": "classifier.1", "mnasnet0_5": "classifier.1", "squeezenet1_1": "classifier.1",
-    "densenet121": "classifier", "regnet_y_400mf": "fc", "shufflenet_v2_x0_5": "fc",
-}  # fmt: skip
-LARGE_NETWORKS = {
+SLOW = pytest.mark.slow(reason="networks of up to 500 MB")
+NETWORKS = {"resnet18": "fc", "googlenet": "fc", "squeezenet1_1": "classifier.1", "densenet121": "classifier"}
+MORE_NETWORKS = {
+    "mobilenet_v2": "classifier.1", "mobilenet_v3_small": "classifier.3", "efficientnet_b0": "classifier.1",
+    "mnasnet0_5": "classifier.1", "regnet_y_400mf": "fc", "shufflenet_v2_x0_5": "fc",
     "convnext_tiny": "classifier.2", "swin_t": "head", "vit_b_16": "heads.head", "maxvit_t": "classifier.5",
     "inception_v3": "fc", "alexnet": "classifier.6", "vgg11": "classifier.6", "resnext50_32x4d": "fc",
 }  # fmt: skip
@@ -183,15 +161,17 @@ def hear_head(network, head, x):
     return inputs.mean((2, 3)) if inputs.dim() == 4 else inputs
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=SLOW) for name in LARGE_NETWORKS)])
+@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=SLOW) for name in MORE_NETWORKS)])
 def test_the_features_are_what_reaches_the_head_after_the_library_prepared_the_images(name, tmp_path):
     network, size = make_classifier(name), FIXED_SIZES.get(name, SIZE)
-    torch.save(network.state_dict(), tmp_path / "w.pth")
+    # Published files of DenseNet have other names of layers.
+    names = {name: re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name) for name in network.state_dict()}
+    torch.save({names[name]: value for name, value in network.state_dict().items()}, tmp_path / "w.pth")
     encoder = Encoder(network=f"torchvision:{name}", weights=str(tmp_path / "w.pth"), size=size)
     x = nn.functional.interpolate(X.float(), (size, size)).to(torch.uint8)
     spec = dataclasses.replace(PHOTOS, input_shape=(3, size, size))
     prepare = models.get_model_weights(name).DEFAULT.transforms(crop_size=size, resize_size=size)
-    expected = hear_head(network, {**NETWORKS, **LARGE_NETWORKS}[name], prepare(x))
+    expected = hear_head(network, {**NETWORKS, **MORE_NETWORKS}[name], prepare(x))
     features, difference = encoder.encode(x, spec), float((expected[0] - expected[1]).abs().max())
     assert features.shape == expected.shape
     assert float((features - expected).abs().max()) < 0.01 * difference
@@ -226,39 +206,21 @@ def test_a_network_draws_no_random_numbers_opens_no_connection_and_encodes_each_
 def test_files_in_the_forms_that_people_have_give_the_same_features(resnet, tmp_path):
     network, file = resnet
     state, expected = network.state_dict(), make_encoder(file).encode(X, PHOTOS)
-    tuned = dict(state, **{"fc.weight": torch.zeros(7, 512), "fc.bias": torch.zeros(7)})
-    old = {name: value for name, value in state.items() if "num_batches_tracked" not in name}
-    forms = {
-        "checkpoint.pt": {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in state.items()}},
-        "tuned.pth": tuned,  # a head of other classes
-        "beheaded.pth": {name: value for name, value in state.items() if not name.startswith("fc.")},
-        "old.bin": old,
-    }
-    for name, content in forms.items():
-        torch.save(content, tmp_path / name)
-    save_file(tuned, tmp_path / "tuned.safetensors")
-    for name in (*forms, "tuned.safetensors"):
+    module = {f"module.{name}": value for name, value in state.items()}
+    torch.save({"epoch": 3, "state_dict": module}, tmp_path / "checkpoint.pt")
+    tuned = dict(state, **{"fc.weight": torch.zeros(7, 512), "fc.bias": torch.zeros(7)})  # a head of other classes
+    old = {name: value for name, value in tuned.items() if "num_batches_tracked" not in name}
+    save_file(old, tmp_path / "tuned.safetensors")
+    for name in ("checkpoint.pt", "tuned.safetensors"):
         assert torch.equal(make_encoder(tmp_path / name).encode(X, PHOTOS), expected), name
-
-
-def test_the_names_in_published_files_of_densenet_are_understood(tmp_path):
-    state = make_classifier("densenet121").state_dict()
-    torch.save(state, tmp_path / "new.pth")
-    names = {name: re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name) for name in state}
-    assert names["features.denseblock1.denselayer1.norm1.weight"] == "features.denseblock1.denselayer1.norm.1.weight"
-    torch.save({names[name]: value for name, value in state.items()}, tmp_path / "old.pth")
-    one, other = (make_encoder(tmp_path / f"{age}.pth", "torchvision:densenet121") for age in ("new", "old"))
-    assert torch.equal(one.encode(X, PHOTOS), other.encode(X, PHOTOS))
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"layer1.0.conv1.weight": None}, r"lacks the tensor layer1\.0\.conv1\.weight\. .*ResNet"),
-        ({"layer1.0.bn1.running_mean": None}, r"lacks the tensor layer1\.0\.bn1\.running_mean"),
-        ({"layer1.0.gamma": torch.zeros(1)}, r"has the unknown tensor layer1\.0\.gamma"),
         ({"fc2.bias": torch.zeros(1)}, r"has the unknown tensor fc2\.bias"),
-        ({"conv1.weight": torch.zeros(64, 1, 7, 7)}, r"has another shape of conv1\.weight"),
+        ({"conv1.weight": torch.zeros(9), "bn1.bias": torch.zeros(9)}, r"has another shape of bn1\.bias and 1 more"),
         ({"conv1.weight": "text"}, r"must be a state_dict\(\) that torch\.save wrote"),
     ],
 )
@@ -310,12 +272,12 @@ def released(resnet, tmp_path_factory):
     (x, y), folder = images(160, 0), tmp_path_factory.mktemp("released")
     test = {"test_x": x[130:], "test_y": y[130:]}
     source = Tensors(name="squares", x=x[:100], y=y[:100], pool_x=x[100:130], class_names=3, **test)
-    plan = changed(tiny(folder / "home"), dataset=source, encoder=make_encoder(resnet[1]))
+    plan = changed(tiny(folder / "home"), dataset=source, encoder=make_encoder(resnet[1], batch_size=8))
     pipeline.run(plan)
-    return plan, x[130:]
+    return plan, x[130:138]
 
 
-def test_a_colleague_brings_the_network_of_a_release_by_its_name(resnet, released):
+def test_a_colleague_brings_the_network_of_a_release_by_its_name(resnet, released, tmp_path, capsys):
     network, file = resnet
     plan, x = released
     release = plan.folder / "release"
@@ -324,34 +286,26 @@ def test_a_colleague_brings_the_network_of_a_release_by_its_name(resnet, release
     student = load_student(release)
     with pytest.raises(ValueError, match=r"resnet18-00000000\.pth with SHA-256 .*encoder=\{'weights': <file>\}"):
         student.predict(x)
-    expected = student.predict(make_encoder(file).encode(x, student.spec.encoder.points)).tolist()
+    encoder = make_encoder(file, batch_size=8)
+    expected = student.predict(encoder.encode(x, student.spec.encoder.points)).tolist()
     assert len(set(expected)) > 1
-    for encoder in (make_encoder(file, license="BSD"), {"weights": file}):
-        assert load_student(release, encoder=encoder).predict(x).tolist() == expected
-    for encoder, why in (
-        (dataclasses.replace(make_encoder(file), size=40), "encoder options"),
+    for same in (dataclasses.replace(encoder, license="BSD"), {"weights": file}):
+        assert load_student(release, encoder=same).predict(x).tolist() == expected
+    for other, why in (
+        (dataclasses.replace(encoder, size=40), "encoder options"),
         (Encoder(module=network, weights=str(file)), r"encoder module=.*must be 'torchvision:resnet18'"),
     ):
         with pytest.raises(ValueError, match=why):
-            load_student(release, encoder=encoder)
+            load_student(release, encoder=other)
 
-
-def test_the_predict_command_needs_only_the_file_of_the_weights(resnet, released, tmp_path, capsys):
-    plan, x = released
+    with pytest.raises(ValueError, match=r"points='uint8 \[2, 3, 9, 9\]': must be images of shape"):
+        load_student(release, encoder={"weights": file}).predict(torch.zeros(2, 3, 9, 9, dtype=torch.uint8))
     for place, image in enumerate(x[:6]):
         Image.fromarray(image[0].numpy()).save(tmp_path / f"{place}.png")
-    assert cli.main(["predict", str(plan.folder), str(tmp_path), "--weights", str(resnet[1])]) == 0
+    capsys.readouterr()
+    assert cli.main(["predict", str(plan.folder), str(tmp_path), "--weights", str(file)]) == 0
     labels = [row["label"] for row in csv.DictReader(capsys.readouterr().out.splitlines())]
-    assert labels == load_student(plan.folder, encoder={"weights": resnet[1]}).predict_names(x[:6])
-
-
-def test_a_release_with_the_weights_needs_no_other_file(released):
-    plan, x = released
-    encoder = dataclasses.replace(plan.dataset.encoder, publish=True)
-    other = again(plan, "published", dataset=plan.dataset.source, encoder=encoder)
-    pipeline.run(other)
-    assert {file.name for file in (other.folder / "release/encoder").iterdir()} == {"resnet18-00000000.pth"}
-    assert load_student(other.folder / "release").predict(x).shape == (30,)
+    assert labels == load_student(plan.folder, encoder={"weights": file}).predict_names(x[:6])
 
 
 def test_the_command_line_names_the_network(resnet, tmp_path):

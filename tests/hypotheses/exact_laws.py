@@ -52,21 +52,22 @@ def neighbors(records, records_U):
             yield (*records[:i], new, *records[i + 1 :])
 
 
-def worst(laws, records_U):
+def worst(laws):
     """Over all replace-one neighbors: the largest ln(P/P'), its largest range over outcomes, and largest |P - P'|."""
     loss = span = moved = 0.0
-    for records, law in laws.items():
-        for other in neighbors(records, records_U):
-            ratio = np.log(law) - np.log(laws[other])
-            loss = max(loss, float(ratio.max()))
-            span = max(span, float(np.ptp(ratio)))
-            moved = max(moved, float(np.abs(law - laws[other]).max()))
+    for place in range(laws.ndim - 1):
+        one = np.moveaxis(laws, place, 0)
+        ratio = np.log(one)[:, None] - np.log(one)
+        loss, span = max(loss, float(ratio.max())), max(span, float(np.ptp(ratio, axis=-1).max()))
+        moved = max(moved, float(np.abs(one[:, None] - one).max()))
     return loss, span, moved
 
 
 def all_laws(law, num_points, n):
+    """The law of each data set of n records, [U, ..., U, outcomes]: an axis for each record."""
     records_U = universe(num_points)
-    return {records: np.asarray(law(records)) for records in itertools.product(records_U, repeat=n)}, records_U
+    laws = [law(records) for records in itertools.product(records_U, repeat=n)]
+    return np.array(laws).reshape(*[len(records_U)] * n, -1)
 
 
 def fit(counts, law):

@@ -1,7 +1,5 @@
 """Hypothesis classes: their dichotomies against brute force over a fine grid, and against Sauer and Shelah."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -72,7 +70,7 @@ def test_dichotomies_are_those_of_brute_force_and_none_twice(hypotheses, x, grid
         (HalfPlanes(), 2, lambda n: n * n - n + 2),
     ],
 )
-@pytest.mark.parametrize("n", [1, 2, 3, 25])
+@pytest.mark.parametrize("n", [1, 2, 25])
 def test_counts_in_general_position(hypotheses, features, count, n):
     x = np.random.default_rng(n).normal(size=(n, features))
     assert len(hypotheses.enumerate_representatives(x)) == count(n)
@@ -83,7 +81,7 @@ def test_vc_dimension_is_attained_and_not_exceeded(hypotheses, features):
     generator, d = np.random.default_rng(0), hypotheses.vc_dimension
     attempts = (generator.normal(size=(d, features)) for _ in range(400))
     assert any(len(hypotheses.enumerate_representatives(x)) == 2**d for x in attempts)
-    for x in (generator.normal(size=(d + 1, features)) for _ in range(50)):
+    for x in generator.normal(size=(50, d + 1, features)):
         assert len(hypotheses.enumerate_representatives(x)) < 2 ** (d + 1)
 
 
@@ -103,23 +101,15 @@ def test_enumeration_and_error_counts_hold_on_any_points(hypotheses, features, d
     assert classes.fit_erm(hypotheses, x, y) in hypotheses.enumerate_representatives(x)
 
 
-def test_cuts_separate_adjacent_floats():
+def test_cuts_and_orientations_are_exact_where_floats_are_not():
+    """Points a few ulps off a line: the naive sign is wrong somewhere, the exact one nowhere."""
     x = np.array([1.0, np.nextafter(1.0, 2), -5e-324, 5e-324])[:, None]
     assert len(rows(dichotomies(Thresholds(), x))) == 5
-
-
-def test_orientation_is_exact_where_floats_are_not():
-    """Points a few ulps off a line: the naive sign is wrong somewhere, the exact one nowhere."""
     tail, head = np.array([12.0, 12.0]), np.array([[24.0, 24.0]])
     step = 2.0**-53
     grid = np.array([[0.5 + i * step, 0.5 + j * step] for i in range(24) for j in range(24)])
     sign = compute_orientation(tail, head, grid)[0]
-
-    def exact(p):
-        x, y = Fraction(float(p[0])), Fraction(float(p[1]))
-        return int(y > x) - int(y < x)  # the line is the diagonal
-
-    np.testing.assert_array_equal(sign, [exact(p) for p in grid])
+    np.testing.assert_array_equal(sign, np.sign(grid[:, 1] - grid[:, 0]))  # the line is the diagonal
     to_tail, to_head = tail - grid, head[0] - grid
     naive = to_tail[:, 0] * to_head[:, 1] - to_tail[:, 1] * to_head[:, 0]
     assert (np.sign(naive) != sign).any()

@@ -7,7 +7,7 @@ import pytest
 
 from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.hypotheses import sample as samples
-from pate_torch.hypotheses.sample import Sample, charge_events, check_points, draw_without_replacement
+from pate_torch.hypotheses.sample import Sample, charge_events, draw_without_replacement
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
@@ -15,14 +15,12 @@ from tests.hypotheses.exact_laws import fit, sauer_shelah
 
 
 def test_bad_samples_are_refused_and_none_shows_its_records():
-    with pytest.raises(ValueError, match="NaN"):
-        check_points("x", [1.0, float("nan")])
-    with pytest.raises(ValueError, match=r"x\.shape"):
-        check_points("x", np.zeros((2, 2, 2)))
-    with pytest.raises(ValueError, match=r"sample\.y"):
-        Sample(np.zeros(2), np.array([-1, 1]))
-    with pytest.raises(ValueError, match="at least one record"):
-        Sample(np.zeros((0, 1)), np.zeros(0))
+    for x, y, message in (
+        ([1.0, math.nan], [0, 1], "NaN"), (np.zeros((2, 2, 2)), [0, 1], r"x\.shape"),
+        (np.zeros(2), [-1, 1], r"sample\.y"), (np.zeros((0, 1)), [], "at least one record"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Sample(x, np.array(y))
     assert "0.25" not in repr(Sample(np.array([0.25]), np.array([1])))
 
 

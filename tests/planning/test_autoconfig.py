@@ -78,5 +78,4 @@ def test_the_noise_costs_what_is_asked(method, epsilon):
 def test_no_price_depends_on_the_number_of_records():
     """A declared number may be wrong, and a noisy one is known only after the cost was reserved."""
     for facts in (ROWS, IMAGES, ENCODED):
-        plans = [choose_method(replace(facts, num_records=number)) for number in (None, 100, 30_000)]
-        assert plans[0] == plans[1] == plans[2]
+        assert choose_method(facts) == choose_method(replace(facts, num_records=None))

@@ -55,8 +55,8 @@ def test_voting_that_fails_is_told_from_voting_that_wins():
     assert wins.vote_gain[0] == pytest.approx(0.3, abs=0.02) and wins.voting == "helps"
     alike = diagnose_shards(Known(draw[:1].repeat(60, 1), truth), teachers(60))
     assert alike.vote_gain[0] == 0 and alike.voting == "same"
-    explained = [explain_theory(each, 10.0, 20, 1.0, 1e-5)[0] for each in (fails, wins)]
-    assert "Voting harms here" in explained[0] and "Voting" not in explained[1]
+    assert "Voting harms here" in explain_theory(fails, 10.0, 20, 1.0, 1e-5)[0]
+    assert "Voting" not in explain_theory(alike, 10.0, 1, 1.0, 1e-5)[0]
 
 
 def test_the_margin_curve_is_of_small_margins():
@@ -66,6 +66,7 @@ def test_the_margin_curve_is_of_small_margins():
     assert compute_margin_curve(Votes(torch.tensor([[9, 0, 0]]), 9), XI).max() == 0
 
 
+@pytest.mark.slow(reason="statistical audit: 400 intervals")
 def test_the_interval_of_a_teachers_accuracy_holds_as_often_as_it_says():
     """Teachers differ, and so do points. Of 400 intervals 95 % hold; those that forget the points hold in far fewer."""
     draw, held, forgetful = np.random.default_rng(1), 0, 0
@@ -90,7 +91,7 @@ def test_the_stability_of_a_mean_is_its_closed_form():
     """Logistic regression on records that are all alike predicts their mean label, which moves by (y - y')/n."""
     n = 4
     options = {"optimizer": "sgd", "momentum": 0.0, "label_smoothing": 0.0, "schedule": "constant"}
-    recipe = TeacherRecipe(network="logistic", batch_size=n, steps=200, learning_rate=2.0, **options)
+    recipe = TeacherRecipe(network="logistic", batch_size=n, steps=50, learning_rate=2.0, **options)
     found = diagnose_shards(coins(256 * n), teachers(256, recipe))
     exact = 2 * 0.25 / n**2
     value, half_width = found.instability
@@ -118,20 +119,16 @@ def test_the_learning_curve_is_that_of_a_loop_over_teachers(monkeypatch):
     )
     monkeypatch.setattr(pilot, "train", spy)
     source, curve = sorted_clouds(), []
-    for count in (40, 120, 240):
+    for count in (40, 240):
         found = diagnose_shards(source, teachers(count))
         loops = []
         for records, spec, shards in calls[-2:]:
             assert shards.index_KS.shape == (20, 1200 // count)
-            assert (
-                len({int(y) for y in records.y[shards.index_KS[0]]}) == 2 or count == 240
-            )  # a sorted file is shuffled
-            alone = [
-                train(records, spec, Shards(row[None], row[None] >= 0, "replace_one"), RIDGE, seed=0).predict_proba(
-                    source.test_points[0]
-                )[0]
-                for row in shards.index_KS
-            ]
+            assert count == 240 or len(set(records.y[shards.index_KS[0]].tolist())) == 2  # a sorted file is shuffled
+            alone = []
+            for row in shards.index_KS:
+                teacher = train(records, spec, Shards(row[None], row[None] >= 0, "replace_one"), RIDGE, seed=0)
+                alone.append(teacher.predict_proba(source.test_points[0])[0])
             loops.append(torch.stack(alone))
         right_KQ = loops[0].argmax(-1) == source.test_points[1]
         vote_Q = loops[0].argmax(-1).double().mean(0) > 0.5
@@ -140,29 +137,18 @@ def test_the_learning_curve_is_that_of_a_loop_over_teachers(monkeypatch):
         assert found.vote_gain[0] == pytest.approx(gain.item(), abs=2e-3)
         change = (loops[0] - loops[1])[..., 1].square().mean()
         assert found.instability[0] == pytest.approx(change.item(), rel=1e-3)
-        before, after = (set(map(tuple, call[2].index_KS.tolist())) for call in calls[-2:])
-        shared = [
-            len(set(a) & set(b)) for a, b in zip(*(call[2].index_KS.tolist() for call in calls[-2:]), strict=True)
-        ]
-        assert before != after and set(shared) == {1200 // count - 1}
+        before, after = (call[2].index_KS.tolist() for call in calls[-2:])
+        assert {len(set(a) & set(b)) for a, b in zip(before, after, strict=True)} == {1200 // count - 1}
         curve.append(found.teacher_accuracy[0])
-    assert curve[0] > curve[1] > curve[2] > 0.5
+    assert curve[0] > curve[1] > 0.5
 
 
-def test_the_table_and_its_legend_keep_within_80_columns():
-    shard = diagnose_shards(Known(EXAMPLE_1.repeat(20, 100), torch.ones(400, dtype=torch.int64)), teachers(60))
-    wide = replace(
-        shard, num_teachers=100_000, shard_size=12_345, teacher_accuracy=(1.0, 0.1234), vote_gain=(-0.5, 0.123)
-    )
-    lines = format_shards((shard, wide))
-    assert max(map(len, lines)) <= 80 and "60     10" in lines[3]
-    text = " ".join(lines)
-    assert all(f"{column}" in text for column in ("shard", "tried", "one:", "vote:", "alpha:", "nu.1:"))
-
-
-def test_where_proposition_18_promises_nothing_no_number_of_teachers_is_said_to_be_enough():
-    """All points are coins: every query may fail."""
+def test_the_table_keeps_within_80_columns_and_coins_are_promised_no_answer():
+    """All points are coins: every query may fail, so no number of teachers is enough."""
     coin_KQ = torch.arange(2)[:, None].repeat(30, 50)
     coin = diagnose_shards(Known(coin_KQ, torch.ones(50, dtype=torch.int64)), teachers(60))
     assert coin.nu[1] == 1
     assert "promises no answer" in explain_theory(coin, None, 20, 1.0, 1e-5)[-1]
+    wide = {"num_teachers": 100_000, "shard_size": 12_345, "teacher_accuracy": (1.0, 0.1234)}
+    lines = format_shards((coin, replace(coin, **wide, vote_gain=(-0.5, 0.123))))
+    assert max(map(len, lines)) <= 80 and "60     10" in lines[3]

@@ -38,11 +38,10 @@ def test_a_suggestion_is_what_the_estimator_would_have_chosen(records, public):
     settings = gradient_budget.format_gradient_settings(make_plan(), descent, False, True)
     trains_itself = descent.needs_self_training(True)
     student = "student=self_training student.alpha=.5" if trains_itself else "student=released_model"
-    assert student in settings and f"num_queries={public}" in settings
-    assert "student=released_model" in gradient_budget.format_gradient_settings(make_plan(), descent, False, False)
-    assert "mechanism.sigma" not in gradient_budget.format_gradient_settings(
-        make_plan(target_epsilon=1.0), descent, None, False
-    )
+    assert student in settings and f"num_queries={public}" in settings and "mechanism.sigma" in settings
+    target = make_plan(target_epsilon=1.0)
+    settings = gradient_budget.format_gradient_settings(target, descent, False, False)
+    assert "student=released_model" in settings and "mechanism.sigma" not in settings
 
 
 def test_few_public_points_allow_few_directions_and_shorter_steps():
