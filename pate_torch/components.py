@@ -92,7 +92,6 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
     },
     "private_epsilon": {**_NONE, "smooth": _target("mechanisms.private_epsilon.PrivateEpsilon")},
     "query": {
-        "coreset": _target("queries.clusters.Coreset"),
         "disagreement": _target("queries.disagreement.Disagreement"),
         "margin": _target("queries.base.Margin"),
         "medoids": _target("queries.clusters.Medoids"),

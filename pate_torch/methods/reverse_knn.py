@@ -87,7 +87,6 @@ class CellCounter:
 
     @property
     def num_classes(self) -> int:
-        """Number C of classes."""
         return self.spec.num_classes
 
     def select(self, index_Q: Tensor) -> CellHistogram:

@@ -86,7 +86,6 @@ class VotesFile(VotingMethod):
         return None if self.votes is None else self.votes.num_teachers
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
-        """Read the votes on these public points."""
         method, votes = super().complete(facts, stages), self.votes
         assert isinstance(method, VotesFile)
         if votes is None and self.path is not None:

@@ -83,7 +83,6 @@ class Disagreement(QueryStrategy):
         return torch.zeros(0, dtype=torch.int64)
 
     def compute_allowed_excess(self, time: int, errors: int) -> float:
-        """Compute U(j) j at stream time j."""
         complexity = math.log(math.log2(2 * time) ** 2 / self.confidence)
         return self.slack * (complexity + math.sqrt(errors * complexity))
 

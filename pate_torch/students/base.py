@@ -90,7 +90,6 @@ class StudentProblem(StudentTask):
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
 
     def make_generator(self, *names: str | int) -> torch.Generator:
-        """Make the generator for one named purpose, on the device of the points."""
         return rng.make_torch_generator(self.seed, "student", *names, device=self.pool_x.device)
 
 
@@ -196,7 +195,6 @@ class Student:
         return self.compute_probabilities(x).argmax(1)
 
     def predict_names(self, x: Any) -> list[str]:
-        """Return the name of the most probable class of each raw point."""
         return [self.class_names[label] for label in self.predict(x).tolist()]
 
 

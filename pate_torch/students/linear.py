@@ -56,7 +56,6 @@ class Logistic(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the linear classifier."""
         problem = build_problem(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalize(problem.pool_x[problem.query_Q], torch.float64).flatten(1).numpy()
@@ -125,7 +124,6 @@ class ReleasedModel(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the released model. Raise ValueError if no model was released, or if its features differ."""
         student = make_linear_student(task, None, self.features, seed, device)
         progress(1, 1)
         return student
@@ -152,7 +150,6 @@ class CountRegression(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the linear classifier. Raise ValueError if no noisy counts were released."""
         problem, noisy, spec = build_problem(task, seed, torch.device("cpu")), task.noisy_counts, task.spec
         if noisy is None:
             fix = "Set mechanism.counts=true."

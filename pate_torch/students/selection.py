@@ -50,7 +50,6 @@ class Selection:
             raise checks.error("selection.candidates", list(self.candidates), "must name at least two students")
 
     def privacy_events(self) -> tuple[PrivacyEvent, ...]:
-        """Return the cost of one choice."""
         return (BoundedRangeEvent(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:

@@ -54,7 +54,6 @@ class PooledStudent(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Train the members, and return the pooled student."""
         member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
         def fit_member(k: int, progress: Progress) -> Student:

@@ -75,7 +75,6 @@ class LabelSpreading(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the student, without training."""
         problem, spec, pool_x = training.build_problem(task, seed, device), task.spec, task.pool_x
         target_C, encoder, trunk = compute_expected_shares(problem, self.alignment), None, nn.Sequential()
         options: dict[str, Any] = {"points": len(pool_x), "neighbors": _NUM_NEIGHBORS}

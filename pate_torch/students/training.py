@@ -126,11 +126,9 @@ class Sampler:
         self._strong_view = make_strong_view(problem.spec, augment)
 
     def distort_weakly(self, index_B: Tensor) -> Tensor:
-        """Distort and normalize public points weakly."""
         return self._weak_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
     def distort_strongly(self, index_B: Tensor) -> Tensor:
-        """Distort and normalize public points strongly."""
         return self._strong_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
 
@@ -172,7 +170,6 @@ class AveragedModel:
         self._integer_pairs = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     def update(self) -> None:
-        """Move the average towards the current weights of the model."""
         self.updates += 1
         weight = 1 - min(self.decay, self.updates / (self.updates + 9))
         torch._foreach_lerp_(self._averages, self._values, weight)
@@ -241,7 +238,6 @@ class GradientStudent(StudentAlgorithm):
         """Make the loss of one step. The predictions of the averaged model ``average`` may be targets."""
 
     def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
-        """Make the batches and the views of the points."""
         return Sampler(problem, parse_affine(self.augment), self.batch_size, unlabeled_batch)
 
     def is_logged(self, step: int) -> bool:
@@ -251,7 +247,6 @@ class GradientStudent(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the averaged model after the last step."""
         problem, spec = build_problem(task, seed, device, self.label_noise or 0.0), task.spec
         if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
             problem = with_label_posteriors(problem, include_unqueried=self.include_unqueried)

@@ -42,7 +42,6 @@ class TableModel:
     pool_NJ: np.ndarray | None = None
 
     def sample_codes(self, count: int, random: np.random.Generator) -> np.ndarray:
-        """Draw rows of codes, int64 [count, J]."""
         checks.integer("num_rows", count, low=1)
         if self.pool_NJ is None:
             return self.mixture.sample(count, random)

@@ -102,7 +102,6 @@ class TrainingTask:
     processor: str
 
     def plan_launches(self, group: range) -> list[range]:
-        """Return the teachers of each launch of a group."""
         size = self.launch_size
         return [range(first, min(first + size, group.stop)) for first in range(group.start, group.stop, size)]
 

@@ -65,7 +65,6 @@ class Panel:
         return torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
 
     def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
-        """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
         return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
 
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:

@@ -102,7 +102,6 @@ class Trunk:
         return {"network": self.network, "spec": self.spec.to_dict()}
 
     def get_state(self) -> dict[str, Tensor]:
-        """Return the tensors of the encoder by name."""
         return {name: value.detach().cpu().contiguous() for name, value in self.encoder.state_dict().items()}
 
     def compute_features(self, x: Tensor, device: Device = "cpu") -> Tensor:
@@ -188,7 +187,6 @@ class TeacherRecipe:
         return DTYPES[self.dtype]
 
     def compute_learning_rate(self, step: int) -> float:
-        """Compute the learning rate at a step in 0 .. steps - 1."""
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))

@@ -206,7 +206,6 @@ class TeacherStore:
         return self.compute_keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
 
     def compute_votes_fingerprint(self, votes: Votes) -> str:
-        """PRIVATE. Compute a keyed hash of the votes."""
         return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.long()))
 
     def hash_records(self, private: PrivateRecords) -> RecordHashes:
@@ -356,7 +355,6 @@ class TeacherStore:
         return manifest
 
     def has_ensemble(self, name: str) -> bool:
-        """Return whether the store has an ensemble with this id or alias."""
         try:
             return bool(self.load_manifest(name))
         except ValueError:
@@ -555,7 +553,6 @@ class EnsembleFinder:
         return stored_teachers
 
     def find(self) -> StoredEnsemble | None:
-        """PRIVATE. Load the ensemble with this identity. Return None if it is not in the store."""
         teachers_id = self.store.find(self.identity)
         if teachers_id is None:
             return None
