@@ -101,14 +101,12 @@ class Student:
         network: Description of the network (``networks.describe``).
         module: Network from normalized points to logits.
         spec: Public facts about the data.
-        curves: Training curves by name, as lists of (step, value).
         encoder: Encoder that computes features of raw points. None if no encoder is needed or loaded.
     """
 
     network: dict[str, Any]
     module: nn.Module
     spec: DataSpec
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     encoder: Encoder | None = None
 
     @property

@@ -133,16 +133,11 @@ class Sampler:
 
 
 class DeferredLog:
-    """A log of scalars that stay on the device until ``flush`` passes them to ``log``.
-
-    Attributes:
-        curves: Logged values by tag, as lists of (step, value).
-    """
+    """A log of scalars that stay on the device until ``flush`` passes them to ``log``."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._pending: list[tuple[str | None, Tensor, int]] = []
-        self.curves: dict[str, list[tuple[int, float]]] = {}
 
     def __call__(self, tag: str | None, value: Tensor, step: int) -> None:
         """Store a value of one step. A value without a tag is a loss, which is checked but not logged."""
@@ -156,7 +151,6 @@ class DeferredLog:
             if tag in (None, "student/loss") and not math.isfinite(value):
                 raise FloatingPointError(f"student loss is {value} at step {step}. Lower student.learning_rate.")
             if tag is not None:
-                self.curves.setdefault(tag, []).append((step, value))
                 self._log(tag, value, step)
 
 
@@ -256,7 +250,7 @@ class GradientStudent(StudentAlgorithm):
         average, note = AveragedModel(model, self.ema), DeferredLog(log)
         with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= _MAX_SINGLE_THREAD_FEATURES):
             self._optimize(model, average, self.make_objective(problem, average, note), progress, note)
-        return Student(description, average.module.to(memory_format=torch.contiguous_format), spec, note.curves)
+        return Student(description, average.module.to(memory_format=torch.contiguous_format), spec)
 
     def make_initial_network(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
         """Make the initial network, with random weights or with a trunk that was learned from public points."""

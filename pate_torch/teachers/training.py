@@ -76,19 +76,17 @@ def train(
 ) -> TeacherEnsemble:
     """PRIVATE. Train one teacher per shard. Under torchrun, a rank above 0 trains and returns its groups alone.
 
-    Without a ``folder`` all teachers are trained in memory, and have no votes.
-
     Args:
         private: PRIVATE. Records.
-        spec: Facts of the records, with the constants of their normalization.
+        spec: Facts of the records.
         shards: PRIVATE. Shards, one for each teacher.
         recipe: Recipe of the teachers.
         seed: Seed of the initialization, batches and distortions of all teachers.
         device: Device of the training.
         executor: Workers that train the groups.
-        trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
-        folder: PRIVATE. Folder of the groups' files, from which an interrupted run continues.
-        request: Request for votes, which are counted where the teachers are trained. None for no votes.
+        trunk: Trunk of ``recipe.start``.
+        folder: PRIVATE. Folder of the groups' files, for interrupted runs. None to train in memory, without votes.
+        request: Request for votes, which are counted where the teachers are trained.
         progress: Function that receives (done, total) teachers by their finished steps, or steps of a single teacher.
         log: PRIVATE. Function that receives points of the learning curves.
         on_losses: PRIVATE. Function that receives the losses of all teachers.
@@ -101,7 +99,6 @@ def train(
         ChildProcessError: The same group lost its worker several times.
         RuntimeError: Another rank died.
     """
-    recipe.check(spec)
     device = torch.device(device)
     task, get_chunk = _make_task(private, spec, shards, recipe, seed, device, trunk, executor.chunk)
     if folder is None:
@@ -112,15 +109,21 @@ def train(
         manifest = Manifest.make(folder, task, request)
         parts, votes = _train_in_folder(manifest, get_chunk, shards.num_teachers, x, executor, progress, print_message)
         on_votes(votes)
-    params = [{name: part[name] for name in part if name not in (*CURVES, RECORDS_KEY)} for part in parts.values()]
-    trained_K = shards.mask_KS.any(1)[[teacher for group in parts for teacher in group]]
-    ensemble = TeacherEnsemble(task.network, params, trained_K, spec, trunk)
+    ensemble = _make_ensemble(task, parts, shards, spec, trunk)
     if folder is None or ranks.is_main():
         curve_KP = {name: torch.cat([part[name] for part in parts.values()]) for name in CURVES}
         _report_curves(curve_KP, recipe, log, on_losses)
         if shards.num_teachers > 1:
             on_retraining_check(RetrainingCheck.draw(ensemble, list(parts), task, get_chunk))
     return ensemble
+
+
+def _make_ensemble(
+    task: TrainingTask, parts: Parts, shards: Shards, spec: DataSpec, trunk: Trunk | None
+) -> TeacherEnsemble:
+    params = [{name: part[name] for name in part if name not in (*CURVES, RECORDS_KEY)} for part in parts.values()]
+    trained_K = shards.mask_KS.any(1)[[teacher for group in parts for teacher in group]]
+    return TeacherEnsemble(task.network, params, trained_K, spec, trunk)
 
 
 def train_on_all(
@@ -211,6 +214,7 @@ def _make_task(
     trunk: Trunk | None,
     chunk: int | None,
 ) -> tuple[TrainingTask, ChunkSource]:
+    recipe.check(spec)
     if recipe.start is not None:
         if trunk is None:
             problem, fix = "needs a trunk, which is learned from public points", "Set teacher.start=null."

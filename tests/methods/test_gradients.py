@@ -17,7 +17,6 @@ from pate_torch.core import rng
 from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.networks import ConcatFeatures
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, MechanismContext, PrivateRecords, PublicPool
@@ -177,7 +176,7 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
 def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_be():
     """One class against a model that is sure of another: the longest change, in whole numbers."""
     whitening = Whitening.from_features(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
-    far = whitening.whiten_and_clip(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
+    far = whitening.whiten_and_clip(1e6 * torch.randn(100, 7, generator=torch.Generator().manual_seed(1)))
     z_ND = (far * GRID_STEPS * (1 - 2.0**-30)).trunc().int()
     lengths = z_ND.long().square().sum(1).double().sqrt() / GRID_STEPS
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
@@ -194,7 +193,7 @@ def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_b
 
 
 def test_a_unit_of_several_records_answers_by_the_first():
-    several, alone = gradient_sums(unit_id=[f"{n // 2:02d}" for n in range(40)]), gradient_sums()
+    several, alone = gradient_sums(unit_id=tuple(f"{n // 2:02d}" for n in range(40))), gradient_sums()
     assert torch.equal(several.z_ND, alone.z_ND[::2]) and torch.equal(several.y_N, alone.y_N[::2])
 
 
@@ -212,7 +211,7 @@ def test_public_points_spread_alike_in_every_direction():
     assert float((bounded[~inside].norm(dim=1) - 1).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("rare", [0.15, 0.25, 0.5])
+@pytest.mark.parametrize("rare", [0.15, 0.5])
 def test_classes_need_not_be_equally_common(rare):
     """Two clouds that overlap: as good as a linear model without privacy."""
     generator = torch.Generator().manual_seed(0)
@@ -232,15 +231,6 @@ def test_classes_need_not_be_equally_common(rare):
     linear = LogisticRegression(C=100.0).fit(known, y[:4000]).score(asked, y[4000:])
     right = float((answers.label_Q == y[4000:]).double().mean())
     assert right > linear - 0.02 and linear > float((y[4000:] == 0).double().mean()) + 0.02
-
-
-def test_features_stand_side_by_side_each_of_length_one():
-    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    both = ConcatFeatures([torch.nn.Flatten(), encoder()])(x)
-    assert both.shape == (5, 64 + 16)
-    assert torch.allclose(both[:, :64].norm(dim=1), torch.ones(5)) and torch.allclose(
-        both[:, 64:].norm(dim=1), torch.ones(5)
-    )
 
 
 # -- the mechanism --------------------------------------------------------------------------------------------------
@@ -355,7 +345,7 @@ MODEL = ["features=contrastive", *BRIEF, "student.publish=released_model"]
 
 
 @pytest.mark.slow(reason="two whole runs a case")
-@pytest.mark.parametrize("rounds,members,neighbors", [(1, 1, 0), (2, 2, 5), (1, 2, 0), (2, 1, 0)])
+@pytest.mark.parametrize("rounds,members,neighbors", [(1, 2, 0), (2, 2, 5)])
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
     encoders = spy(monkeypatch, GradientMethod, "build_sensitive", lambda *_, encoder, **__: encoder)
