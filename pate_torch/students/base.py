@@ -235,13 +235,6 @@ class StudentAlgorithm(ABC):
     ) -> Student:
         """Train a student on released answers and public points.
 
-        Args:
-            task: Public points and released answers.
-            seed: Seed of all random choices.
-            device: Device of the training and of the student.
-            progress: Function that is called as progress(done, total).
-            log: Function that is called as log(tag, value, step) for the training curves.
-
-        Raises:
-            ValueError: The task has no labels.
+        The training is repeatable, given ``seed``. ``log`` is called as log(tag, value, step) for the training curves.
+        Raise ValueError if the task has no labels.
         """

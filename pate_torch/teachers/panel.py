@@ -36,11 +36,8 @@ FALLBACK_CLASS = 0
 class Panel:
     """PRIVATE. K fitted teachers.
 
-    Attributes:
-        members: PRIVATE. Teachers.
-        spec: Facts of the points that the teachers label.
-        retraining_check: PRIVATE. Pickled work, points, labels and number of the teacher that a fresh process trains a
-            second time. None if ``check_retraining`` has passed, or if the panel has one teacher.
+    ``retraining_check`` has the pickled work, points, labels and number of the teacher that a fresh process trains a
+    second time. It is None if ``check_retraining`` has passed, or if the panel has one teacher.
     """
 
     members: tuple[Member, ...]

@@ -101,13 +101,9 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEnsemble:
-    """PRIVATE. Ensemble of the store.
+    """PRIVATE. Ensemble of the store, loaded by its id or by an alias.
 
-    Attributes:
-        id: Id of the ensemble, or the alias by which it was loaded.
-        ensemble: PRIVATE. Teachers.
-        identity: PRIVATE. Data and settings of the training.
-        ledger_head: Hash of the newest ledger entry at the last use of the teachers. None if no ledger was used.
+    ``ledger_head`` is the hash of the newest ledger entry at the last use of the teachers. None if no ledger was used.
     """
 
     id: str
@@ -303,11 +299,7 @@ class TeacherStore:
         return id_
 
     def load(self, name: str) -> StoredEnsemble:
-        """PRIVATE. Load an ensemble by its id or by an alias.
-
-        Raises:
-            ValueError: The id is malformed or unknown, or files are missing, damaged or altered.
-        """
+        """PRIVATE. Load an ensemble by its id or by an alias. Raise ValueError for an unknown id or altered files."""
         manifest = self.load_manifest(name)
         parts = dict[str, dict[str, Tensor]]()
         for file_name, digest in manifest["sha256"].items():
@@ -329,11 +321,7 @@ class TeacherStore:
         return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 
     def load_manifest(self, name: str) -> dict[str, Any]:
-        """PRIVATE. Load the manifest of an ensemble, by its id or by an alias.
-
-        Raises:
-            ValueError: The id is malformed or unknown, or the manifest is damaged.
-        """
+        """PRIVATE. Load the manifest of an ensemble, by its id or by an alias. Raise ValueError as ``load`` does."""
         if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
             raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
         folder = self.folder / name
@@ -374,9 +362,6 @@ class TeacherStore:
         """PRIVATE. Load the votes of an ensemble on these public points, or compute and store them.
 
         ``variant`` is a key of the settings that decide the votes, empty if teachers vote on each point independently.
-
-        Raises:
-            ValueError: The stored or the computed votes are not the votes of this ensemble on these points.
         """
         manifest = self.load_manifest(name)
         stem = "-".join(filter(None, (files.compute_tensor_digest(pool_x), variant)))
@@ -520,11 +505,7 @@ class TeacherStore:
 class EnsembleFinder:
     """PRIVATE. Finder of the ensemble with one identity, in the store or by training.
 
-    Attributes:
-        store: PRIVATE. Store of teachers.
-        ledger: Ledger that holds the account. None on ranks above 0 of torchrun.
-        identity: PRIVATE. Identity of the teachers.
-        print_message: Function that shows a message.
+    The ledger holds the account. It is None on ranks above 0 of torchrun.
     """
 
     store: TeacherStore
@@ -533,11 +514,7 @@ class EnsembleFinder:
     print_message: Callable[[str], object] = do_nothing
 
     def load(self, teachers_id: str) -> StoredEnsemble:
-        """PRIVATE. Load the ensemble with this id.
-
-        Raises:
-            ValueError: The id is unknown, files are damaged, or the ensemble belongs to other data or another ledger.
-        """
+        """PRIVATE. Load the ensemble with this id. Raise ValueError if it belongs to other data or another ledger."""
         stored_teachers = self.store.load(teachers_id)
         # Votes of other data, or under another partition, would be charged to the wrong account.
         for key, fix in _FIXES.items():

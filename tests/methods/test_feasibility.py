@@ -22,7 +22,7 @@ from pate_torch.privacy.sensitive import Votes
 from tests.command_runs import train
 from tests.mechanisms.mechanism_forms import build
 
-ASKED = 20_000
+ASKED = 10_000
 
 
 def mechanisms(sigma):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,17 +179,6 @@ def test_the_answers_lie_beside_the_labels_and_teach_another_student_for_nothing
     again = pipeline.run(configured(run.home, *SETTINGS[run.name], *TWO_ROUNDS, labels))
     assert again.record.reuses_labels and again.claim.epsilon_charged == run.report.claim.epsilon_charged
     assert again.evaluation.student_accuracy == run.report.evaluation.student_accuracy  # the same student again
-
-
-@pytest.mark.slow(reason="whole runs")
-@pytest.mark.parametrize("change", [(), ("mechanism.sigma=3",)], ids=["same", "other"])
-def test_records_that_are_asked_again_are_paid_for_again(run, change, tmp_path):
-    home = shutil.copytree(run.home, tmp_path / "home")
-    again = pipeline.run(configured(home, *SETTINGS[run.name], *TWO_ROUNDS, *change))
-    assert not again.record.reuses_labels and again.record.release_id != run.report.record.release_id
-    other_mu = MU["reverse_knn"] * (math.sqrt(2) if run.name == "gradients" else 1) if change else MU[run.name]
-    total = gdp.compute_epsilon(math.hypot(MU[run.name], other_mu), 1e-4)
-    assert again.claim.epsilon_charged == pytest.approx(total, rel=1e-9)
 
 
 @pytest.mark.slow(reason="a whole run of two rounds")
