@@ -13,7 +13,6 @@ from pate_torch import networks, pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.core import rng
 from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
@@ -318,26 +317,6 @@ def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypa
 
 
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
-
-
-@pytest.mark.slow(reason="a whole run with four encoders")
-def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
-    asked = spy(monkeypatch, GradientMethod, "build_sensitive")
-    fitted = spy(monkeypatch, GradientStudent, "fit", lambda *_, seed, **__: seed)
-    several = ["features=contrastive", "features.encoders=2", *BRIEF]
-    plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
-    pipeline.run(plan)
-    first, second = asked
-    data = plan.dataset.load()
-    x = data.pool.x[:4]
-    width = encode(plan.method.features.single_encoder.learn(x, data.spec, seed=0), x, data.spec).shape[1]
-    assert first.shape == second.shape == (2 * width + 1, 10)
-    assert sorted(fitted) == sorted([plan.seed, rng.derive_member_seed(plan.seed, 1)] * 3), (
-        "two generations, one more round"
-    )
-    student = load(plan.folder / "release" / "student.safetensors")
-    assert isinstance(student.module, networks.Voting) and len(student.module.members) == 2
-    assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
 
 
 MODEL = ["features=contrastive", *BRIEF, "student.publish=released_model"]
