@@ -246,22 +246,17 @@ class LabelingMethod(PrivateMethod):
 class PreparedLabeling(PreparedMethod):
     """PRIVATE. A labeling method that is ready to answer.
 
-    Attributes of a ``LabelingMethod`` are not listed again.
+    Attributes of a ``LabelingMethod`` are not listed again, and neither are those of ``MethodInputs``.
 
     Attributes:
         sensitive: PRIVATE. Values to be opened, on the whole pool: votes, cell counts or gradient sums.
-        spec: Public facts of the data.
-        seed: Seed of the public choices. It does not seed noise.
         feature_PD: Features of the public points, by which the first round chooses queries, float32 [P, D]. None to
             use the points themselves.
         refit: PRIVATE. Function that makes the values of the next round in the features of the guide student. The
             contribution of a record depends on this record and on released values alone. None if all rounds open the
             same values.
         finish_release: Function of the finished release that rescales its model. None to keep the release.
-        search: Search for neighbors of the run.
-        device: Device on which the guide student is trained.
-        progress: Function that receives (done, total) queries.
-        guide_progress: Function that receives the progress of the guide student's training.
+        progress, guide_progress: Functions that receive (done, total) queries, and steps of the guide student.
     """
 
     mechanism: Mechanism

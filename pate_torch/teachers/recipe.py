@@ -69,13 +69,9 @@ class PublicStart:
 
 @dataclass(frozen=True, eq=False)
 class Trunk:
-    """Releasable. A frozen encoder that was learned from public points.
+    """Releasable. A frozen encoder that was learned from public points: a network without its last layer.
 
-    Attributes:
-        network: Description of the encoder's network (``networks.describe``).
-        encoder: Network without its last layer.
-        input_spec: Facts of the encoder's input.
-        spec: Facts of the encoder's output, with the constants that normalize the features.
+    ``input_spec`` describes its input, and ``spec`` its output, with the constants that normalize the features.
     """
 
     network: dict[str, Any]

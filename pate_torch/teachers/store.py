@@ -48,10 +48,7 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 ID_PATTERN = re.compile(r"[0-9a-f]{16}")
-TRAINED_KEY, PARTIAL_PREFIX = "__trained__", ".partial-"
-
-TRUNK_FILE = "trunk.safetensors"
-"""Name of the file of an ensemble's trunk."""
+TRAINED_KEY, PARTIAL_PREFIX, TRUNK_FILE = "__trained__", ".partial-", "trunk.safetensors"
 
 LOCATION_KEY = "PATE_HOME"
 """Setting of the store's folder, for messages."""
@@ -75,13 +72,8 @@ _FIXES = {
 class Identity:
     """PRIVATE. Data and settings of the training of an ensemble. Equal identities give equal teachers up to rounding.
 
-    Attributes:
-        dataset: Name of the data set.
-        fingerprint: PRIVATE. Keyed hash of the records (``TeacherStore.compute_fingerprint``).
-        partition: Settings of the partition, as plain data.
-        configuration: Settings of the recipe, as plain data (``TeacherRecipe``).
-        seed: Seed of the teachers' streams.
-        num_teachers: Number K of teachers.
+    ``dataset`` is the name of the data set, and ``fingerprint`` the PRIVATE keyed hash of the records. ``partition``
+    and ``configuration`` are the settings of the partition and of the recipe, as plain data.
     """
 
     dataset: str
