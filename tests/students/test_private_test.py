@@ -403,15 +403,6 @@ def test_a_bound_that_says_nothing_is_zero(right, wrong):
     assert compute_accuracy_bound(right, wrong, 10.0, None) == 0.0
 
 
-def test_right_and_wrong_by_class_have_less_noise_than_a_test_matrix():
-    """With ten classes the wrong cells of a test matrix would sum the noise of 90 counts."""
-    right, wrong, classes, sigma = 900, 100, 10, 12.0
-    p = right / (right + wrong)
-    of_matrix = sigma * math.sqrt(classes * (1 - p) ** 2 + classes * (classes - 1) * p**2) / (right + wrong)
-    test = make_test([(90, 10)] * 10, sigma)
-    assert test.accuracy[1] < 0.4 * of_matrix
-
-
 # ---- what follows from the table -----------------------------------------------------------------------------------
 
 
