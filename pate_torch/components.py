@@ -91,7 +91,6 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
         "replace_one": _target("privacy.partition.ReplaceOne"),
     },
     "query": {
-        "coreset": _target("queries.clusters.Coreset"),
         "disagreement": _target("queries.disagreement.Disagreement"),
         "margin": _target("queries.base.Margin"),
         "medoids": _target("queries.clusters.Medoids"),

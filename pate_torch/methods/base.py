@@ -141,22 +141,11 @@ class ModelRelease:
 class MethodInputs:
     """PRIVATE. Everything that a method needs to become ready to release.
 
-    Attributes:
-        records: PRIVATE. Records, without the held-out ones.
-        facts: Public facts about the records, including the public points.
-        seed: Seed of splits, initialization and batches. It never seeds noise.
-        device: Device on which networks are trained.
-        executor: Workers that train the teachers.
-        store: PRIVATE. Store of teachers and of keyed hashes.
-        ledger: Ledger that holds the account. None on ranks above 0 of torchrun.
-        stages: Display of progress.
-        clock: Timer of the stages.
-        check_budget: Function that raises ValueError if the account does not admit the charges of the run. A method
-            calls this function before long computations.
-        log: PRIVATE. Function that receives messages about single teachers.
-        log_losses: PRIVATE. Function that receives the losses of all teachers.
-        first_answers: Noisy answers of the first stage. None if the method has no first stage.
-        search: Search for neighbors of the run.
+    The records are those without the held-out ones. ``seed`` seeds splits, initialization and batches, and never noise.
+    ``store`` holds teachers and keyed hashes. The ledger that holds the account is None on ranks above 0 of torchrun. A
+    method calls ``check_budget``, which raises ValueError if the account does not admit the charges of the run, before
+    long computations. ``log`` receives PRIVATE messages about single teachers, and ``log_losses`` the PRIVATE losses of
+    all teachers. ``first_answers`` is None if the method has no first stage.
     """
 
     records: PrivateRecords

@@ -105,7 +105,6 @@ class DPSGD(PrivateMethod):
         return "torch"
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> DPSGD:
-        """Return this method with the smallest noise at which all steps together cost at most ``epsilon``."""
         if epsilon is None and self.noise_multiplier is not None:
             return self
         if epsilon is None:
@@ -183,7 +182,6 @@ class PreparedDPSGD(PreparedMethod):
     inputs: MethodInputs
 
     def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
-        """Train the model with noise that was paid for."""
         method, inputs, spec = self.method, self.inputs, self.inputs.facts.spec
         with inputs.clock("training"):
             module = method._build_module(spec, inputs.seed)

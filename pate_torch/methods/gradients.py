@@ -58,7 +58,6 @@ do not reach the sizes of logits that the records support (docs/experiments/bett
 _BALANCE_EXPONENT = 0.75
 """Exponent of the balance of the classes in the number of dimensions, and of its inverse in the step size."""
 _MIN_DIM = 0.5
-"""Smallest effective dimension."""
 _STEP_SIZE = 2.0
 """Size of a step for whitened points of length 1 (docs/experiments/gradient-settings.md)."""
 

@@ -33,7 +33,7 @@ from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.methods.base import FirstAnswers, MethodDescription, MethodInputs, PreparedMethod, PrivateMethod
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
-from pate_torch.privacy.records import DataSpec, MechanismContext, PrivateRecords, PublicPool, Release
+from pate_torch.privacy.records import DataSpec, MechanismContext, NoisyCounts, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import (
     CellHistogram,
     SensitiveRecords,
@@ -119,7 +119,6 @@ class LabelingMethod(PrivateMethod):
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds of queries."""
         return min(self.query.rounds, self.num_queries)
 
     @property
@@ -193,12 +192,9 @@ class LabelingMethod(PrivateMethod):
         units = select_one_per_unit(records, facts.adjacency)
         outside_U = facts.spec.compute_outside_share(units.x)
         counts = UnitCounts.from_units(units.y, outside_U, facts.spec.num_classes, facts.adjacency)
-        check_values(counts.sensitivity, self.class_counts, spending)
-        answers = spending.accept(self.class_counts.release(counts, spending.noise, MechanismContext(num_queries=1)))
-        spending.record_cost(answers.events)
-        assert answers.noisy_counts is not None
-        noisy_F = answers.noisy_counts.counts_QC[0].double()
-        return FirstAnswers(noisy_F[:-1], answers.noisy_counts.sigma, float(noisy_F[-1]))
+        noisy_counts = open_counts(counts, self.class_counts, spending)
+        noisy_F = noisy_counts.counts_QC[0].double()
+        return FirstAnswers(noisy_F[:-1], noisy_counts.sigma, float(noisy_F[-1]))
 
     @abstractmethod
     def describe(self, facts: DatasetFacts) -> MethodDescription:
@@ -250,22 +246,17 @@ class LabelingMethod(PrivateMethod):
 class PreparedLabeling(PreparedMethod):
     """PRIVATE. A labeling method that is ready to answer.
 
-    Attributes of a ``LabelingMethod`` are not listed again.
+    Attributes of a ``LabelingMethod`` are not listed again, and neither are those of ``MethodInputs``.
 
     Attributes:
         sensitive: PRIVATE. Values to be opened, on the whole pool: votes, cell counts or gradient sums.
-        spec: Public facts of the data.
-        seed: Seed of the public choices. It does not seed noise.
         feature_PD: Features of the public points, by which the first round chooses queries, float32 [P, D]. None to
             use the points themselves.
         refit: PRIVATE. Function that makes the values of the next round in the features of the guide student. The
             contribution of a record depends on this record and on released values alone. None if all rounds open the
             same values.
         finish_release: Function of the finished release that rescales its model. None to keep the release.
-        search: Search for neighbors of the run.
-        device: Device on which the guide student is trained.
-        progress: Function that receives (done, total) queries.
-        guide_progress: Function that receives the progress of the guide student's training.
+        progress, guide_progress: Functions that receive (done, total) queries, and steps of the guide student.
     """
 
     mechanism: Mechanism
@@ -289,7 +280,6 @@ class PreparedLabeling(PreparedMethod):
     def from_method(
         cls, method: LabelingMethod, inputs: MethodInputs, sensitive: SensitiveValue, **changes: Any
     ) -> PreparedLabeling:
-        """Prepare a method with these sensitive values."""
         guide_student = method.guide_student if method.is_guided else None
         return cls(
             mechanism=method.mechanism,
@@ -309,7 +299,6 @@ class PreparedLabeling(PreparedMethod):
         )
 
     def check(self, budget: Budget, pool: PublicPool) -> None:
-        """Raise ValueError, before any charge, for numbers of queries, values or noise that the mechanism refuses."""
         fix = f"There are {len(pool)} public points."
         checks.integer("num_queries", self.num_queries, low=1, high=len(pool), fix=fix)
         if len(self.sensitive) != len(pool):
@@ -381,7 +370,6 @@ class PreparedLabeling(PreparedMethod):
         return student
 
     def _refit_values(self, student: Student, spending: Spending) -> SensitiveRecords:
-        """PRIVATE. Make and check the values of the next round."""
         assert self.refit is not None
         values = self.refit(student)
         if len(values) != len(self.sensitive):
@@ -414,6 +402,16 @@ class PreparedLabeling(PreparedMethod):
         if len(torch.unique(query_Q)) < len(query_Q) or bool(torch.isin(query_Q, release.query_Q).any()):
             raise ValueError("query strategy: chose the same point twice")
         return query_Q
+
+
+def open_counts(value: Any, mechanism: Mechanism, spending: Spending) -> NoisyCounts:
+    """Open a sensitive table of counts with noise that was paid for, and record the cost."""
+    check_values(value.sensitivity, mechanism, spending)
+    context = MechanismContext(num_queries=len(value))
+    answers = spending.accept(mechanism.release(value, spending.noise, context))
+    spending.record_cost(answers.events)
+    assert answers.noisy_counts is not None
+    return answers.noisy_counts
 
 
 def check_values(sensitivity: Sensitivity, mechanism: Mechanism, account: Budget | Spending) -> None:

@@ -72,7 +72,6 @@ class RecordMethod(LabelingMethod):
         """PRIVATE. Make the sensitive value of ``private``, the records of these shards, in features of ``encoder``."""
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
-        """PRIVATE. Encode the records with an encoder of the public points, in later rounds with the guide student."""
         facts, private, device = inputs.facts, inputs.records, inputs.device
 
         def encode_records(encoder: nn.Module | None) -> SensitiveRecords:

@@ -66,13 +66,8 @@ class ReverseKnn(RecordMethod):
 class CellCounter:
     """PRIVATE. Records of units, each of which is counted once, in the cells of any queries.
 
-    Attributes:
-        private: PRIVATE. Records to be counted.
-        spec: Facts of the records, with the constants of their normalization.
-        encoder: Module that maps normalized points to features.
-        feature_PD: Releasable. Unit-length features of the public points, float32 [P, D].
-        sensitivity: Sensitivity of the table of counts.
-        progress: Function that receives (done, total) in percent.
+    ``encoder`` maps normalized points to features. ``feature_PD`` are the unit-length features of the public points,
+    float32 [P, D], which may be released. ``progress`` receives percentages.
     """
 
     private: PrivateRecords
@@ -87,7 +82,6 @@ class CellCounter:
 
     @property
     def num_classes(self) -> int:
-        """Number C of classes."""
         return self.spec.num_classes
 
     def select(self, index_Q: Tensor) -> CellHistogram:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -29,8 +28,8 @@ import torch
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.core.device import single_thread_mode
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.marginals import Marginals
 from pate_torch.methods.base import (
@@ -43,11 +42,11 @@ from pate_torch.methods.base import (
     PrivateMethod,
     get_unit_column,
 )
-from pate_torch.methods.labeling import check_values
+from pate_torch.methods.labeling import open_counts
 from pate_torch.privacy.budget import Spending
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
-from pate_torch.privacy.records import MechanismContext, NoisyCounts, PrivateRecords, PublicPool
+from pate_torch.privacy.records import PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, MarginalTables
 from pate_torch.synthesis.evolution import Pool
 from pate_torch.synthesis.mixture import Clique, NoisyTables, estimate_independent, fit_mixture
@@ -129,7 +128,6 @@ class SyntheticTable(PrivateMethod):
     # ---- costs ----------------------------------------------------------------------------------------------------
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> SyntheticTable:
-        """Return this method with the largest mu that costs at most ``epsilon``."""
         if epsilon is None:
             raise checks.error("epsilon", None, "must be given, because it sets the noise")
         low, high = 0.0, 100.0
@@ -142,7 +140,6 @@ class SyntheticTable(PrivateMethod):
         return replace(self, mu=low)
 
     def make_count_mechanism(self, adjacency: str) -> Marginals:
-        """Make the mechanism of the first counts."""
         return Marginals.from_mu(self._get_mu(COUNT_SHARE), 1, adjacency, self.kind)
 
     def make_table_mechanism(self, num_tables: int, adjacency: str) -> Marginals:
@@ -183,7 +180,6 @@ class SyntheticTable(PrivateMethod):
         return tuple(tuple(sorted((*others, target))) for others in itertools.chain.from_iterable(sets))
 
     def count_cells(self, cliques: Sequence[Clique]) -> int:
-        """Count the cells of all tables."""
         sizes = self.domain.sizes
         return sum(math.prod(sizes[column] for column in clique) for clique in cliques)
 
@@ -203,14 +199,12 @@ class SyntheticTable(PrivateMethod):
         return 1
 
     def adapt(self, first_answers: FirstAnswers, facts: DatasetFacts) -> SyntheticTable:
-        """Return this method with the order of the tables for the noisy number of units, at the same privacy events."""
         if self.order is not None:
             return self
         num_units = first_answers.estimate_size(facts.num_units, facts.spec.nominal_size)
         return replace(self, order=self.choose_order(num_units, facts.adjacency))
 
     def forecast_model(self, first_answers: FirstAnswers, facts: DatasetFacts) -> TableForecast:
-        """Forecast from the noisy number of units whether any table has enough signal (``MIN_SIGNAL_OF_ANY_TABLE``)."""
         num_units = first_answers.estimate_size(facts.num_units, facts.spec.nominal_size)
         signal = self.compute_signal(1, num_units, facts.adjacency)
         widest = max(self.domain.columns, key=lambda column: column.size)
@@ -236,7 +230,7 @@ class SyntheticTable(PrivateMethod):
         tables = self.make_table_mechanism(len(self.list_cliques(order)), facts.adjacency)
         parameters = {"count_sigma": counts.sigma, "sigma": tables.sigma, "num_tables": tables.num_tables}
         parameters |= {"order": order, "components": self.num_components, "rounds": self.rounds}
-        sensitivity, description = tables.max_sensitivity, self.describe(facts)
+        sensitivity, description = tables.max_sensitivity, describe(facts.unit, self.rounds)
         return {
             "num_teachers": 0,
             "mechanism": self.mechanism_name,
@@ -246,13 +240,9 @@ class SyntheticTable(PrivateMethod):
             "answered_by": description.to_dict(),
         }
 
-    def describe(self, facts: DatasetFacts) -> MethodDescription:
-        return describe(facts.unit, self.rounds)
-
     # ---- private --------------------------------------------------------------------------------------------------
 
     def draw_first_answers(self, records: PrivateRecords, facts: DatasetFacts, spending: Spending) -> FirstAnswers:
-        """PRIVATE. Draw the noisy number of units with each code of the target."""
         mechanism = self.make_count_mechanism(facts.adjacency)
         counts_M = _draw_tables(self, mechanism, [(self.target_index,)], records, facts, spending)
         return FirstAnswers(counts_M.double(), mechanism.sigma)
@@ -303,7 +293,6 @@ class PreparedTable(PreparedMethod):
     inputs: MethodInputs
 
     def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
-        """Release the tables, fit the mixture, and run the rounds of votes."""
         method, facts, first_answers = self.method, self.inputs.facts, self.inputs.first_answers
         assert method.order is not None and first_answers is not None
         cliques, sizes = method.list_cliques(method.order), method.domain.sizes
@@ -316,11 +305,8 @@ class PreparedTable(PreparedMethod):
             else:
                 progress, options = self.inputs.stages("Fitting the model of the table"), {"seed": method.seed}
                 options |= {"num_components": method.num_components, "steps": method.steps}
-                with ThreadPoolExecutor(
-                    1, initializer=torch.set_num_threads, initargs=(1,)
-                ) as thread:  # small products
-                    fit = thread.submit(fit_mixture, tables, sizes, method.target_index, progress=progress, **options)
-                    mixture = fit.result()
+                with single_thread_mode():  # small products
+                    mixture = fit_mixture(tables, sizes, method.target_index, progress=progress, **options)
         size = first_answers.estimate_size(facts.num_units, facts.spec.nominal_size)
         model = TableModel(method.domain, size, tables, mixture)
         if (votes := method.make_vote_mechanism(facts.adjacency)) is not None:
@@ -345,7 +331,7 @@ class PreparedTable(PreparedMethod):
             counts_MC = torch.bincount(cell_U, minlength=math.prod(shape)).view(shape)
             cells = CellHistogram(counts_MC, sensitivity, torch.zeros(0, dtype=torch.int64))
             cell_N = pool.find_cells(candidates)
-            pool = pool.reweight(cell_N, _open(cells, mechanism, spending).counts_QC.numpy(), mechanism.sigma)
+            pool = pool.reweight(cell_N, open_counts(cells, mechanism, spending).counts_QC.numpy(), mechanism.sigma)
             if round_index < method.rounds - 1:
                 pool = pool.vary(cell_N, random)
         return pool.codes_NJ[random.choice(len(pool.codes_NJ), size=count, p=pool.weight_N)]
@@ -362,13 +348,4 @@ def _draw_tables(
     """PRIVATE. Count one row of each unit, and return the noisy counts of all tables, int64 [M]."""
     units = select_one_per_unit(records, facts.adjacency)
     tables = MarginalTables.from_units(units.x.long(), method.domain.sizes, cliques, facts.adjacency)
-    return _open(tables, mechanism, spending).counts_QC[0]
-
-
-def _open(value: MarginalTables | CellHistogram, mechanism: RecordMechanism, spending: Spending) -> NoisyCounts:
-    """Open a sensitive value with noise that was paid for, and record the cost."""
-    check_values(value.sensitivity, mechanism, spending)
-    answers = spending.accept(mechanism.release(value, spending.noise, MechanismContext(num_queries=len(value))))
-    spending.record_cost(answers.events)
-    assert answers.noisy_counts is not None
-    return answers.noisy_counts
+    return open_counts(tables, mechanism, spending).counts_QC[0]

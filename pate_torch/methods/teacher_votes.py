@@ -197,7 +197,6 @@ class TeacherVotes(VotingMethod):
             finder.load(self.teachers_id)
 
     def assist(self, inputs: MethodInputs) -> None:
-        """PRIVATE. Do the part of a rank above 0: train its share of the teachers, and count their votes."""
         with inputs.store.try_lock_training(self.make_identity(inputs)) as (checkpoint_dir, owns_checkpoints):
             self._train(inputs, checkpoint_dir)
             if owns_checkpoints:  # rank 0 runs on another machine, and has received the files by now

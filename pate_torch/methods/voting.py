@@ -46,12 +46,8 @@ class VotingMethod(LabelingMethod):
     def from_votes(self, inputs: MethodInputs, votes: Votes, *, are_from_records: bool = True) -> PreparedLabeling:
         """PRIVATE. Prepare the method to answer from these votes, under a new id.
 
-        Args:
-            inputs: Inputs of the session.
-            votes: PRIVATE. Votes on the public points.
-            are_from_records: Whether the teachers were trained on the records of this run and on no others. If so, the
-                store maps the id to these records, which the owner's membership test then takes as members. If not,
-                the store maps the id to the votes.
+        With ``are_from_records``, the teachers were trained on the records of this run and on no others. The store then
+        maps the id to these records, which the owner's membership test takes as members, and else to the votes.
         """
         store = inputs.store
         fingerprint = store.compute_votes_fingerprint(votes)
@@ -86,7 +82,6 @@ class VotesFile(VotingMethod):
         return None if self.votes is None else self.votes.num_teachers
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
-        """Read the votes on these public points."""
         method, votes = super().complete(facts, stages), self.votes
         assert isinstance(method, VotesFile)
         if votes is None and self.path is not None:

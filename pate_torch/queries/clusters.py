@@ -1,4 +1,4 @@
-"""Queries that cover the public points geometrically: k-center covers, and central points of clusters."""
+"""Queries that cover the public points geometrically: central points of clusters."""
 
 from __future__ import annotations
 
@@ -28,30 +28,6 @@ MAX_PROTOTYPE_POINTS = 100_000
 """Largest number of public points for ``Prototypes``, whose eigenvectors would take minutes for more points."""
 _NUM_NEIGHBORS = 6
 """Number of neighbors of each point in the graph of ``Prototypes``, which also measures density."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Coreset(QueryStrategy):
-    """The greedy k-center cover (core-set; Sener and Savarese 2018, Algorithm 1), which begins near the mean.
-
-    Each query is the point that is farthest from all earlier queries. Such points are often outliers, which
-    teachers label worst, so ``Prototypes`` is better under noise.
-    """
-
-    uses_guide: ClassVar[bool] = False
-    name: str = "coreset"
-
-    def select(self, state: QueryState) -> Tensor:
-        x_PD = get_features(state)
-        norm_P = x_PD.square().sum(1)
-        nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)
-        asked, num_asked = state.query_Q.tolist(), len(state.query_Q)
-        for i in range(num_asked + compute_round_size(state)):
-            if i >= num_asked:
-                asked.append(int(nearest_P.argmax() if i else (x_PD - x_PD.mean(0)).square().sum(1).argmin()))
-            nearest_P.clamp_(max=_compute_distances_to(asked[i], x_PD, norm_P))
-            nearest_P[asked[i]] = -1.0  # below 0, the distance of a duplicate, so that no point is chosen twice
-        return torch.tensor(asked[num_asked:], dtype=torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

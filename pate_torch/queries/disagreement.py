@@ -19,8 +19,7 @@ from pate_torch.core import checks, rng
 from pate_torch.privacy.records import NO_ANSWER
 from pate_torch.queries.base import QueryState, QueryStrategy, get_features
 
-MAX_FEATURES = 128
-"""Largest number of principal components of the data."""
+MAX_FEATURES = 128  # principal components
 _MIN_LOSS_DECREASE = 1e-6  # in nats; Newton's method stops after a smaller decrease of the loss
 _MAX_NEWTON_STEPS = 30
 _CHUNK_CANDIDATES = 64  # number of candidates fitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
@@ -83,7 +82,6 @@ class Disagreement(QueryStrategy):
         return torch.zeros(0, dtype=torch.int64)
 
     def compute_allowed_excess(self, time: int, errors: int) -> float:
-        """Compute U(j) j at stream time j."""
         complexity = math.log(math.log2(2 * time) ** 2 / self.confidence)
         return self.slack * (complexity + math.sqrt(errors * complexity))
 

@@ -90,7 +90,6 @@ class StudentProblem(StudentTask):
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
 
     def make_generator(self, *names: str | int) -> torch.Generator:
-        """Make the generator for one named purpose, on the device of the points."""
         return rng.make_torch_generator(self.seed, "student", *names, device=self.pool_x.device)
 
 
@@ -102,14 +101,12 @@ class Student:
         network: Description of the network (``networks.describe``).
         module: Network from normalized points to logits.
         spec: Public facts about the data.
-        curves: Training curves by name, as lists of (step, value).
         encoder: Encoder that computes features of raw points. None if no encoder is needed or loaded.
     """
 
     network: dict[str, Any]
     module: nn.Module
     spec: DataSpec
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     encoder: Encoder | None = None
 
     @property
@@ -196,7 +193,6 @@ class Student:
         return self.compute_probabilities(x).argmax(1)
 
     def predict_names(self, x: Any) -> list[str]:
-        """Return the name of the most probable class of each raw point."""
         return [self.class_names[label] for label in self.predict(x).tolist()]
 
 
@@ -239,13 +235,6 @@ class StudentAlgorithm(ABC):
     ) -> Student:
         """Train a student on released answers and public points.
 
-        Args:
-            task: Public points and released answers.
-            seed: Seed of all random choices.
-            device: Device of the training and of the student.
-            progress: Function that is called as progress(done, total).
-            log: Function that is called as log(tag, value, step) for the training curves.
-
-        Raises:
-            ValueError: The task has no labels.
+        The training is repeatable, given ``seed``. ``log`` is called as log(tag, value, step) for the training curves.
+        Raise ValueError if the task has no labels.
         """

@@ -56,7 +56,6 @@ class Logistic(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the linear classifier."""
         problem = build_problem(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalize(problem.pool_x[problem.query_Q], torch.float64).flatten(1).numpy()
@@ -77,7 +76,7 @@ class Logistic(StudentAlgorithm):
         progress(1, 1)
         error = float(np.mean((x_QD @ weight_CD.T + bias_C).argmax(1) != label_Q))
         log("student/training_error", error, 0)
-        return Student(description, module.eval().to(device), spec, {"student/training_error": [(0, error)]})
+        return Student(description, module.eval().to(device), spec)
 
 
 def _fit_logistic(
@@ -125,7 +124,6 @@ class ReleasedModel(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the released model. Raise ValueError if no model was released, or if its features differ."""
         student = make_linear_student(task, None, self.features, seed, device)
         progress(1, 1)
         return student
@@ -152,7 +150,6 @@ class CountRegression(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the linear classifier. Raise ValueError if no noisy counts were released."""
         problem, noisy, spec = build_problem(task, seed, torch.device("cpu")), task.noisy_counts, task.spec
         if noisy is None:
             fix = "Set mechanism.counts=true."
@@ -214,12 +211,8 @@ def make_linear_student(
 ) -> Student:
     """Make a student of the released linear model and the features on which the model was fitted.
 
-    Args:
-        task: Task of the last round, with the released model and its answers.
-        guide: Student whose features are the inputs of the model. None for the features of ``recipe``.
-        recipe: Recipe of the features. None if the inputs of the model are the raw points.
-        seed: Seed of the features.
-        device: Device of the student.
+    ``task`` is that of the last round, with the released model and its answers. The inputs of the model are features
+    of ``guide``, or else those of ``recipe``, or else the raw points.
 
     Raises:
         ValueError: No model was released, or the model was fitted on other features.

@@ -213,16 +213,10 @@ def release_test(
 ) -> tuple[PrivateTest, Student]:
     """Charge the test of a student, and adjust its confidence. Return the test and the adjusted student.
 
-    If an interrupted call has tested the student, its recorded test is read, and nothing is charged.
-
-    Args:
-        student: Student to be tested.
-        file: File of the student, which the file of the adjusted student replaces.
-        records: PRIVATE. One record of each held-out unit.
-        pool_x: Public points [P, ...], on which the confidence is measured.
-        mechanism: Mechanism of the counts.
-        budget: Budget that pays for the test.
-        progress: Function that is called with percentages, because the number of records may be private.
+    If an interrupted call has tested the student, its recorded test is read, and nothing is charged. ``records`` are
+    PRIVATE: one record of each held-out unit. The file of the adjusted student replaces that of the student. Its
+    confidence is measured on the public points ``pool_x``. ``progress`` receives percentages, because the number of
+    records may be private.
 
     Raises:
         ValueError: An interrupted call tested another student, or drew noise that it did not record, and

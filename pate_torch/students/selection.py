@@ -50,7 +50,6 @@ class Selection:
             raise checks.error("selection.candidates", list(self.candidates), "must name at least two students")
 
     def privacy_events(self) -> tuple[PrivacyEvent, ...]:
-        """Return the cost of one choice."""
         return (BoundedRangeEvent(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:
@@ -73,13 +72,8 @@ class Selection:
     ) -> tuple[str, Student, str]:
         """Train all candidates and choose one. Return its name, its student, and the id of the ledger entry.
 
-        Args:
-            fit: Function that trains one candidate on the released labels.
-            validation: PRIVATE. Held-out records.
-            budget: Budget that pays for the choice.
-
-        Raises:
-            ValueError: The budget does not suffice. No candidate is trained.
+        ``fit`` trains one candidate on the released labels, and ``validation`` are the PRIVATE held-out records. Raise
+        ValueError, before a candidate is trained, if the budget does not suffice.
         """
         budget.check_events(self.privacy_events())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}

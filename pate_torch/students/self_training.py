@@ -54,7 +54,6 @@ class PooledStudent(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Train the members, and return the pooled student."""
         member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
         def fit_member(k: int, progress: Progress) -> Student:
@@ -72,8 +71,7 @@ class PooledStudent(StudentAlgorithm):
         spec, design = task.spec, {key: students[0].network[key] for key in ("name", "options")}
         description = networks.describe("voting", spec.input_shape, spec.num_classes, members=self.members, of=design)
         module = networks.Voting([student.module for student in students]).eval()
-        curves = {f"{tag}/{k}": curve for k, student in enumerate(students) for tag, curve in student.curves.items()}
-        return Student(description, module, spec, curves)
+        return Student(description, module, spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +134,13 @@ class SelfTraining(StudentAlgorithm):
         """Return the student of the last generation, or the released model of the last round (``publish``).
 
         If ``task.guide`` is not None, it has learned from all rounds but the last, and the training continues with it.
-
-        Raises:
-            ValueError: There are no labels, or ``publish`` is "released_model" and no model was released.
         """
 
         def make_progress(generation: int) -> Progress:
             return lambda done, total: progress(generation * total + done, len(tasks) * total)
 
-        def make_log(suffix: str) -> Log:
+        def make_log(generation: int) -> Log:
+            suffix = f"/{generation}" if generation else ""
             return lambda tag, value, step: log(tag + suffix, value, step)
 
         rounds = task.split_rounds()
@@ -153,9 +149,7 @@ class SelfTraining(StudentAlgorithm):
         if self.returns_released_model:  # the model gave the answers of the last round
             tasks = tasks[:-1] if len(rounds) > 1 else []
         student = task.guide
-        curves = {} if student is None else dict(student.curves)
         for generation in range(first_generation, len(tasks)):
-            suffix = f"/{generation}" if generation else ""
             problem = build_problem(tasks[generation], seed, device)
             algorithm, keep_fraction = self.later_students, self.keep_fraction_later
             if student is None:
@@ -173,13 +167,12 @@ class SelfTraining(StudentAlgorithm):
                 seed=seed,
                 device=device,
                 progress=make_progress(generation),
-                log=make_log(suffix),
+                log=make_log(generation),
             )
-            curves |= {tag + suffix: curve for tag, curve in student.curves.items()}
         if self.returns_released_model:
             student = make_linear_student(rounds[-1], student, self.features, seed, device)
         assert student is not None
-        return replace(student, curves=curves)
+        return student
 
 
 def _check_algorithm(key: str, algorithm: object) -> None:

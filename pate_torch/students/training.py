@@ -126,25 +126,18 @@ class Sampler:
         self._strong_view = make_strong_view(problem.spec, augment)
 
     def distort_weakly(self, index_B: Tensor) -> Tensor:
-        """Distort and normalize public points weakly."""
         return self._weak_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
     def distort_strongly(self, index_B: Tensor) -> Tensor:
-        """Distort and normalize public points strongly."""
         return self._strong_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
 
 class DeferredLog:
-    """A log of scalars that stay on the device until ``flush`` passes them to ``log``.
-
-    Attributes:
-        curves: Logged values by tag, as lists of (step, value).
-    """
+    """A log of scalars that stay on the device until ``flush`` passes them to ``log``."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._pending: list[tuple[str | None, Tensor, int]] = []
-        self.curves: dict[str, list[tuple[int, float]]] = {}
 
     def __call__(self, tag: str | None, value: Tensor, step: int) -> None:
         """Store a value of one step. A value without a tag is a loss, which is checked but not logged."""
@@ -158,7 +151,6 @@ class DeferredLog:
             if tag in (None, "student/loss") and not math.isfinite(value):
                 raise FloatingPointError(f"student loss is {value} at step {step}. Lower student.learning_rate.")
             if tag is not None:
-                self.curves.setdefault(tag, []).append((step, value))
                 self._log(tag, value, step)
 
 
@@ -172,7 +164,6 @@ class AveragedModel:
         self._integer_pairs = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     def update(self) -> None:
-        """Move the average towards the current weights of the model."""
         self.updates += 1
         weight = 1 - min(self.decay, self.updates / (self.updates + 9))
         torch._foreach_lerp_(self._averages, self._values, weight)
@@ -241,7 +232,6 @@ class GradientStudent(StudentAlgorithm):
         """Make the loss of one step. The predictions of the averaged model ``average`` may be targets."""
 
     def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
-        """Make the batches and the views of the points."""
         return Sampler(problem, parse_affine(self.augment), self.batch_size, unlabeled_batch)
 
     def is_logged(self, step: int) -> bool:
@@ -251,7 +241,6 @@ class GradientStudent(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the averaged model after the last step."""
         problem, spec = build_problem(task, seed, device, self.label_noise or 0.0), task.spec
         if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
             problem = with_label_posteriors(problem, include_unqueried=self.include_unqueried)
@@ -261,7 +250,7 @@ class GradientStudent(StudentAlgorithm):
         average, note = AveragedModel(model, self.ema), DeferredLog(log)
         with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= _MAX_SINGLE_THREAD_FEATURES):
             self._optimize(model, average, self.make_objective(problem, average, note), progress, note)
-        return Student(description, average.module.to(memory_format=torch.contiguous_format), spec, note.curves)
+        return Student(description, average.module.to(memory_format=torch.contiguous_format), spec)
 
     def make_initial_network(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
         """Make the initial network, with random weights or with a trunk that was learned from public points."""

@@ -96,7 +96,6 @@ class Pool:
         return cls(pool_NJ, weight_N / weight_N.sum(), target, tuple(sizes), tuple(ordered))
 
     def choose_candidates(self, count: int, random: np.random.Generator) -> Candidates:
-        """Draw distinct candidates by weight."""
         rows = random.choice(len(self.codes_NJ), size=count, p=self.weight_N)
         codes_MF = np.unique(np.delete(self.codes_NJ[rows], self.target, axis=1), axis=0)
         sizes, ordered = (tuple(np.delete(np.array(v), self.target).tolist()) for v in (self.sizes, self.ordered))

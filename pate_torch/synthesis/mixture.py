@@ -162,11 +162,8 @@ def project_to_simplex(counts_S: Tensor) -> Tensor:
 class _TargetBlock:
     """Tables that share all columns but the last, which are computed by one matrix product.
 
-    Attributes:
-        prefix: Shared columns.
-        last: Last column of each table.
-        share_MS: Noisy counts over the number of units, the tables side by side, [cells of the prefix, codes].
-        scale: Number of units over the standard deviation of the noise.
+    ``share_MS`` are the noisy counts over the number of units, the tables side by side, [cells of the prefix, codes].
+    ``scale`` is the number of units over the standard deviation of the noise.
     """
 
     prefix: Clique

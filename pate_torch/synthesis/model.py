@@ -26,13 +26,9 @@ MAX_POOL_ROWS = 50_000
 class TableModel:
     """Releasable. A model of a table, from which rows are drawn.
 
-    Attributes:
-        domain: Columns of the table.
-        size: Estimated number of units, from noisy counts.
-        tables: Noisy tables to which the mixture was fitted.
-        mixture: Mixture of product distributions.
-        pool_NJ: Rows of codes after rounds of votes, int64 [N, J]. None without such rounds; rows are then drawn from
-            the mixture.
+    ``size`` is the number of units, estimated from noisy counts. The mixture was fitted to the noisy ``tables``.
+    ``pool_NJ`` are rows of codes after rounds of votes, int64 [N, J]. Without such rounds it is None, and rows are
+    drawn from the mixture.
     """
 
     domain: TableDomain
@@ -42,7 +38,6 @@ class TableModel:
     pool_NJ: np.ndarray | None = None
 
     def sample_codes(self, count: int, random: np.random.Generator) -> np.ndarray:
-        """Draw rows of codes, int64 [count, J]."""
         checks.integer("num_rows", count, low=1)
         if self.pool_NJ is None:
             return self.mixture.sample(count, random)

@@ -83,14 +83,8 @@ class TrainedChunk:
 class TrainingTask:
     """Public settings that decide, together with the records, the teachers of one ensemble.
 
-    Attributes:
-        network: Description of the network (``networks.describe``).
-        spec: Facts of the points that the networks take as input.
-        recipe: Recipe of the teachers.
-        seed: Seed of the initialization, batches and distortions of all teachers.
-        device: Device of the training.
-        launch_size: Number of teachers that are trained at once.
-        processor: Kind of processor of all workers, on which the last bits depend.
+    ``spec`` describes the inputs of the networks. ``launch_size`` teachers are trained at once. The last bits depend on
+    the kind of ``processor`` of all workers.
     """
 
     network: dict[str, Any]
@@ -102,7 +96,6 @@ class TrainingTask:
     processor: str
 
     def plan_launches(self, group: range) -> list[range]:
-        """Return the teachers of each launch of a group."""
         size = self.launch_size
         return [range(first, min(first + size, group.stop)) for first in range(group.start, group.stop, size)]
 

@@ -35,11 +35,8 @@ RECORDS_KEY = "__records__"
 class VoteRequest:
     """Request for the votes of all teachers: public points, and the way in which every teacher votes on them.
 
-    Attributes:
-        x: Points, [P, ...].
-        vote: Function by which a teacher votes on all points together. None if it votes on each point independently.
-        bins: Number of bins in which class probabilities are counted. None to count votes.
-        variant: Key of the settings of ``vote``.
+    ``vote`` labels all points together. It is None if a teacher votes on each point independently. ``bins`` is the
+    number of bins in which class probabilities are counted, or None to count votes. ``variant`` is a key of ``vote``.
     """
 
     x: Tensor
@@ -60,12 +57,8 @@ class VoteRequest:
 class Manifest:
     """Public settings that decide the groups of one training.
 
-    Attributes:
-        folder: PRIVATE. Folder of the files of the groups.
-        task: Settings of the training.
-        request: Request for votes, without its points.
-        teachers_key, votes_key: Hashes of all that decides the parameters, and the counts, besides the records.
-        progress_file: File with the finished share of each teacher's training, float32 [K].
+    The two keys are hashes of all that decides the parameters, and the counts, besides the records. ``request`` has no
+    points. ``progress_file`` holds the finished share of each teacher's training, float32 [K].
     """
 
     folder: Path

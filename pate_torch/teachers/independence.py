@@ -104,13 +104,7 @@ def _do_work(work_bytes: bytes, arguments_bytes: bytes) -> tuple[str, bytes]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RetrainingCheck:
-    """PRIVATE. Comparison of one teacher of an ensemble with its second training.
-
-    Attributes:
-        ensemble: PRIVATE. Teachers after the first training.
-        teacher: Number of the teacher that is trained a second time.
-        retraining: PRIVATE. Second training of the teacher.
-    """
+    """PRIVATE. Comparison of one teacher of an ensemble with its second training."""
 
     ensemble: TeacherEnsemble
     teacher: int
@@ -147,12 +141,8 @@ class RetrainingCheck:
 class Retraining:
     """PRIVATE. Second training of a teacher, in a launch in which all other teachers have one blank record.
 
-    The launch has the shapes of the first training, because the rounding depends on the shapes.
-
-    Attributes:
-        chunk: PRIVATE. Records of the teacher, and blank records.
-        row: Row of the teacher in the chunk.
-        task: Settings of the training.
+    The launch has the shapes of the first training, because the rounding depends on the shapes. The teacher is the
+    one of this ``row`` of the chunk.
     """
 
     chunk: Chunk

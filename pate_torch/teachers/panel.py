@@ -36,11 +36,8 @@ FALLBACK_CLASS = 0
 class Panel:
     """PRIVATE. K fitted teachers.
 
-    Attributes:
-        members: PRIVATE. Teachers.
-        spec: Facts of the points that the teachers label.
-        retraining_check: PRIVATE. Pickled work, points, labels and number of the teacher that a fresh process trains a
-            second time. None if ``check_retraining`` has passed, or if the panel has one teacher.
+    ``retraining_check`` has the pickled work, points, labels and number of the teacher that a fresh process trains a
+    second time. It is None if ``check_retraining`` has passed, or if the panel has one teacher.
     """
 
     members: tuple[Member, ...]
@@ -65,7 +62,6 @@ class Panel:
         return torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
 
     def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
-        """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
         return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
 
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:

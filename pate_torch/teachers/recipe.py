@@ -69,13 +69,9 @@ class PublicStart:
 
 @dataclass(frozen=True, eq=False)
 class Trunk:
-    """Releasable. A frozen encoder that was learned from public points.
+    """Releasable. A frozen encoder that was learned from public points: a network without its last layer.
 
-    Attributes:
-        network: Description of the encoder's network (``networks.describe``).
-        encoder: Network without its last layer.
-        input_spec: Facts of the encoder's input.
-        spec: Facts of the encoder's output, with the constants that normalize the features.
+    ``input_spec`` describes its input, and ``spec`` its output, with the constants that normalize the features.
     """
 
     network: dict[str, Any]
@@ -102,7 +98,6 @@ class Trunk:
         return {"network": self.network, "spec": self.spec.to_dict()}
 
     def get_state(self) -> dict[str, Tensor]:
-        """Return the tensors of the encoder by name."""
         return {name: value.detach().cpu().contiguous() for name, value in self.encoder.state_dict().items()}
 
     def compute_features(self, x: Tensor, device: Device = "cpu") -> Tensor:
@@ -188,7 +183,6 @@ class TeacherRecipe:
         return DTYPES[self.dtype]
 
     def compute_learning_rate(self, step: int) -> float:
-        """Compute the learning rate at a step in 0 .. steps - 1."""
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))

@@ -111,12 +111,10 @@ class _Layers:
         self.networks = len(next(iter(params.values())))
 
     def get_parameters(self, prefix: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the weight and the bias of a layer, [K, ...] each, in the type of its input."""
         bias = self.params.get(prefix + "bias")
         return self.params[prefix + "weight"].to(x.dtype), None if bias is None else bias.to(x.dtype)
 
     def expand(self, x: Tensor) -> Tensor:
-        """Repeat a shared input for every network."""
         if self.num_separate == self.networks:
             return x
         self.num_separate = self.networks

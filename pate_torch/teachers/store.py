@@ -48,10 +48,7 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 ID_PATTERN = re.compile(r"[0-9a-f]{16}")
-TRAINED_KEY, PARTIAL_PREFIX = "__trained__", ".partial-"
-
-TRUNK_FILE = "trunk.safetensors"
-"""Name of the file of an ensemble's trunk."""
+TRAINED_KEY, PARTIAL_PREFIX, TRUNK_FILE = "__trained__", ".partial-", "trunk.safetensors"
 
 LOCATION_KEY = "PATE_HOME"
 """Setting of the store's folder, for messages."""
@@ -75,13 +72,8 @@ _FIXES = {
 class Identity:
     """PRIVATE. Data and settings of the training of an ensemble. Equal identities give equal teachers up to rounding.
 
-    Attributes:
-        dataset: Name of the data set.
-        fingerprint: PRIVATE. Keyed hash of the records (``TeacherStore.compute_fingerprint``).
-        partition: Settings of the partition, as plain data.
-        configuration: Settings of the recipe, as plain data (``TeacherRecipe``).
-        seed: Seed of the teachers' streams.
-        num_teachers: Number K of teachers.
+    ``dataset`` is the name of the data set, and ``fingerprint`` the PRIVATE keyed hash of the records. ``partition``
+    and ``configuration`` are the settings of the partition and of the recipe, as plain data.
     """
 
     dataset: str
@@ -101,13 +93,9 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEnsemble:
-    """PRIVATE. Ensemble of the store.
+    """PRIVATE. Ensemble of the store, loaded by its id or by an alias.
 
-    Attributes:
-        id: Id of the ensemble, or the alias by which it was loaded.
-        ensemble: PRIVATE. Teachers.
-        identity: PRIVATE. Data and settings of the training.
-        ledger_head: Hash of the newest ledger entry at the last use of the teachers. None if no ledger was used.
+    ``ledger_head`` is the hash of the newest ledger entry at the last use of the teachers. None if no ledger was used.
     """
 
     id: str
@@ -206,7 +194,6 @@ class TeacherStore:
         return self.compute_keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
 
     def compute_votes_fingerprint(self, votes: Votes) -> str:
-        """PRIVATE. Compute a keyed hash of the votes."""
         return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.long()))
 
     def hash_records(self, private: PrivateRecords) -> RecordHashes:
@@ -304,11 +291,7 @@ class TeacherStore:
         return id_
 
     def load(self, name: str) -> StoredEnsemble:
-        """PRIVATE. Load an ensemble by its id or by an alias.
-
-        Raises:
-            ValueError: The id is malformed or unknown, or files are missing, damaged or altered.
-        """
+        """PRIVATE. Load an ensemble by its id or by an alias. Raise ValueError for an unknown id or altered files."""
         manifest = self.load_manifest(name)
         parts = dict[str, dict[str, Tensor]]()
         for file_name, digest in manifest["sha256"].items():
@@ -330,11 +313,7 @@ class TeacherStore:
         return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 
     def load_manifest(self, name: str) -> dict[str, Any]:
-        """PRIVATE. Load the manifest of an ensemble, by its id or by an alias.
-
-        Raises:
-            ValueError: The id is malformed or unknown, or the manifest is damaged.
-        """
+        """PRIVATE. Load the manifest of an ensemble, by its id or by an alias. Raise ValueError as ``load`` does."""
         if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
             raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
         folder = self.folder / name
@@ -356,7 +335,6 @@ class TeacherStore:
         return manifest
 
     def has_ensemble(self, name: str) -> bool:
-        """Return whether the store has an ensemble with this id or alias."""
         try:
             return bool(self.load_manifest(name))
         except ValueError:
@@ -376,9 +354,6 @@ class TeacherStore:
         """PRIVATE. Load the votes of an ensemble on these public points, or compute and store them.
 
         ``variant`` is a key of the settings that decide the votes, empty if teachers vote on each point independently.
-
-        Raises:
-            ValueError: The stored or the computed votes are not the votes of this ensemble on these points.
         """
         manifest = self.load_manifest(name)
         stem = "-".join(filter(None, (files.compute_tensor_digest(pool_x), variant)))
@@ -522,11 +497,7 @@ class TeacherStore:
 class EnsembleFinder:
     """PRIVATE. Finder of the ensemble with one identity, in the store or by training.
 
-    Attributes:
-        store: PRIVATE. Store of teachers.
-        ledger: Ledger that holds the account. None on ranks above 0 of torchrun.
-        identity: PRIVATE. Identity of the teachers.
-        print_message: Function that shows a message.
+    The ledger holds the account. It is None on ranks above 0 of torchrun.
     """
 
     store: TeacherStore
@@ -535,11 +506,7 @@ class EnsembleFinder:
     print_message: Callable[[str], object] = do_nothing
 
     def load(self, teachers_id: str) -> StoredEnsemble:
-        """PRIVATE. Load the ensemble with this id.
-
-        Raises:
-            ValueError: The id is unknown, files are damaged, or the ensemble belongs to other data or another ledger.
-        """
+        """PRIVATE. Load the ensemble with this id. Raise ValueError if it belongs to other data or another ledger."""
         stored_teachers = self.store.load(teachers_id)
         # Votes of other data, or under another partition, would be charged to the wrong account.
         for key, fix in _FIXES.items():
@@ -555,7 +522,6 @@ class EnsembleFinder:
         return stored_teachers
 
     def find(self) -> StoredEnsemble | None:
-        """PRIVATE. Load the ensemble with this identity. Return None if it is not in the store."""
         teachers_id = self.store.find(self.identity)
         if teachers_id is None:
             return None

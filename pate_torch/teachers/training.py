@@ -39,6 +39,9 @@ from pate_torch.teachers.recipe import TeacherRecipe, Trunk
 
 __all__ = ["TeacherRecipe", "train", "train_on_all"]
 
+Parts = dict[range, dict[str, Tensor]]
+"""PRIVATE. Parameters and learning curves of each group, by name."""
+
 LossesCallback = Callable[[int, Tensor], None]
 """PRIVATE. Function on_losses(step, loss_K) that receives the losses of all teachers."""
 
@@ -75,21 +78,20 @@ def train(
 
     Args:
         private: PRIVATE. Records.
-        spec: Facts of the records, with the constants of their normalization.
+        spec: Facts of the records.
         shards: PRIVATE. Shards, one for each teacher.
         recipe: Recipe of the teachers.
         seed: Seed of the initialization, batches and distortions of all teachers.
         device: Device of the training.
-        executor: Workers that train the groups, if there is a folder.
-        trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
-        folder: PRIVATE. Folder of the groups' files, from which an interrupted run continues. None to train in memory.
-        request: Request for votes, which are counted where the teachers are trained, if there is a folder. None for no
-            votes.
+        executor: Workers that train the groups.
+        trunk: Trunk of ``recipe.start``.
+        folder: PRIVATE. Folder of the groups' files, for interrupted runs. None to train in memory, without votes.
+        request: Request for votes, which are counted where the teachers are trained.
         progress: Function that receives (done, total) teachers by their finished steps, or steps of a single teacher.
         log: PRIVATE. Function that receives points of the learning curves.
         on_losses: PRIVATE. Function that receives the losses of all teachers.
         on_retraining_check: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
-        on_votes: PRIVATE. Function that receives the votes of all teachers, if there is a folder.
+        on_votes: PRIVATE. Function that receives the votes of all teachers.
         print_message: Function that shows a line about lost workers.
 
     Raises:
@@ -97,40 +99,31 @@ def train(
         ChildProcessError: The same group lost its worker several times.
         RuntimeError: Another rank died.
     """
-    recipe.check(spec)
-    device, num_teachers, num_workers = torch.device(device), shards.num_teachers, 0
+    device = torch.device(device)
     task, get_chunk = _make_task(private, spec, shards, recipe, seed, device, trunk, executor.chunk)
-    world, all_workers = ranks.World() if folder is None else ranks.get_world(), 1
-    if folder is not None:
-        num_workers = executor.count_workers(device, recipe.steps * math.ceil(num_teachers / task.launch_size))
-        all_workers = sum(ranks.gather_objects(max(1, num_workers)))
-    groups = split_groups(num_teachers, all_workers, GROUP_TEACHERS if device.type == "cpu" else task.launch_size)
-    own_groups = groups[world.rank :: world.size]
-    report = _ShareReport(np.zeros(num_teachers, np.float32), own_groups, recipe.steps, progress)
     if folder is None:
-        report()
-        # The rounding of sums depends on the number of threads.
-        with single_thread_mode(device.type == "cpu" and num_teachers > 1):
-            parts = {group: train_launches(task, get_chunk(group), partial(report, group)) for group in groups}
+        parts = _train_in_memory(task, get_chunk, shards.num_teachers, progress)
     else:
         request = VoteRequest(private.x[:0]) if request is None else request
-        manifest = Manifest.make(folder, task, request)
-        report.share_K = np.memmap(manifest.progress_file, np.float32, "w+", shape=num_teachers)
-        report()
         x = request.x if trunk is None or not len(request.x) else trunk.compute_features(request.x, device)
-        names, votes = _train_groups(manifest, own_groups, get_chunk, x, executor, num_workers, report, print_message)
+        manifest = Manifest.make(folder, task, request)
+        parts, votes = _train_in_folder(manifest, get_chunk, shards.num_teachers, x, executor, progress, print_message)
         on_votes(votes)
-        names = {group: name for part in ranks.gather_objects(names) for group, name in part.items()}
-        parts = {group: read_tensors(folder / names[group]) for group in (own_groups if world.rank else groups)}
-    params = [{name: part[name] for name in part if name not in (*CURVES, RECORDS_KEY)} for part in parts.values()]
-    trained_K = shards.mask_KS.any(1)[[teacher for group in parts for teacher in group]]
-    ensemble = TeacherEnsemble(task.network, params, trained_K, spec, trunk)
-    if world.rank == 0:
+    ensemble = _make_ensemble(task, parts, shards, spec, trunk)
+    if folder is None or ranks.is_main():
         curve_KP = {name: torch.cat([part[name] for part in parts.values()]) for name in CURVES}
         _report_curves(curve_KP, recipe, log, on_losses)
-        if num_teachers > 1:
-            on_retraining_check(RetrainingCheck.draw(ensemble, groups, task, get_chunk))
+        if shards.num_teachers > 1:
+            on_retraining_check(RetrainingCheck.draw(ensemble, list(parts), task, get_chunk))
     return ensemble
+
+
+def _make_ensemble(
+    task: TrainingTask, parts: Parts, shards: Shards, spec: DataSpec, trunk: Trunk | None
+) -> TeacherEnsemble:
+    params = [{name: part[name] for name in part if name not in (*CURVES, RECORDS_KEY)} for part in parts.values()]
+    trained_K = shards.mask_KS.any(1)[[teacher for group in parts for teacher in group]]
+    return TeacherEnsemble(task.network, params, trained_K, spec, trunk)
 
 
 def train_on_all(
@@ -149,52 +142,66 @@ def train_on_all(
 
 
 class _ShareReport:
-    """Report of the finished share of each teacher's training, as finished teachers, or steps of a single teacher.
-
-    Args:
-        share_K: Finished share of each teacher, float32 [K].
-        groups: Groups that this rank trains.
-        steps: Number of training steps of a teacher.
-        progress: Function that receives (done, total).
-    """
+    """Report of the finished share ``share_K`` of each teacher's training, as teachers or steps of a single teacher."""
 
     def __init__(self, share_K: np.ndarray, groups: list[range], steps: int, progress: Progress) -> None:
         self.share_K, self._progress = share_K, progress
         self._total, self._scale = sum(map(len, groups)), steps if len(share_K) == 1 else 1
+        self()
 
     def __call__(self, group: range = range(0), share: float = 1.0) -> None:
         self.share_K[group.start : group.stop] = share
         self._progress(int(self._scale * self.share_K.sum() + 1e-3), self._scale * self._total)
 
 
-def _train_groups(
+def _train_in_memory(task: TrainingTask, get_chunk: ChunkSource, num_teachers: int, progress: Progress) -> Parts:
+    groups = _split_task(task, num_teachers, 1)
+    report = _ShareReport(np.zeros(num_teachers, np.float32), groups, task.recipe.steps, progress)
+    # The rounding of sums depends on the number of threads.
+    with single_thread_mode(task.device.type == "cpu" and num_teachers > 1):
+        return {group: train_launches(task, get_chunk(group), partial(report, group)) for group in groups}
+
+
+def _train_in_folder(
     manifest: Manifest,
-    groups: list[range],
     get_chunk: ChunkSource,
+    num_teachers: int,
     x: Tensor,
     executor: Workers,
-    num_workers: int,
-    report: _ShareReport,
+    progress: Progress,
     print_message: Callable[[str], object],
-) -> tuple[dict[range, str], Votes | SoftVotes]:
-    """PRIVATE. Train the groups of this rank. Return the names of their files, and the sum of the votes of all ranks.
+) -> tuple[Parts, Votes | SoftVotes]:
+    """PRIVATE. Train the groups of this rank by workers, and sum the votes of all ranks.
 
-    ``x`` are the points on which the teachers vote, as inputs of their networks. If ``num_workers`` is 0, this process
-    trains the groups.
+    ``x`` are the points on which the teachers vote, as inputs of their networks. Return the groups of all ranks on
+    rank 0, and the own groups on other ranks.
     """
-    train_one, tally = partial(train_group, manifest), GroupTally(manifest, len(report.share_K))
+    task, folder, world = manifest.task, manifest.folder, ranks.get_world()
+    num_steps = task.recipe.steps * math.ceil(num_teachers / task.launch_size)
+    num_workers = executor.count_workers(task.device, num_steps)  # 0 if this process trains the groups
+    groups = _split_task(task, num_teachers, sum(ranks.gather_objects(max(1, num_workers))))
+    own_groups = groups[world.rank :: world.size]
+    share_K = np.memmap(manifest.progress_file, np.float32, "w+", shape=num_teachers)
+    report = _ShareReport(share_K, own_groups, task.recipe.steps, progress)
+    train_one, tally, names = partial(train_group, manifest), GroupTally(manifest, num_teachers), dict[range, str]()
     by_files = num_workers > 0 and not (executor.are_local and can_fork())
-    results: Results = ((group, train_one(group, report)) for group in groups)
+    results: Results = ((group, train_one(group, report)) for group in own_groups)
     if num_workers > 0:
-        start = partial(executor.start, folder=manifest.folder)
-        results = run_units(train_one, groups, start, num_workers, report, print_message)
-    names = dict[range, str]()
-    with provide_inputs(manifest.folder, groups, get_chunk, x, by_files=by_files), closing(results):
+        start = partial(executor.start, folder=folder)
+        results = run_units(train_one, own_groups, start, num_workers, report, print_message)
+    with provide_inputs(folder, own_groups, get_chunk, x, by_files=by_files), closing(results):
         for group, (names[group], votes_name) in results:
             tally.add(manifest.votes_key, group, votes_name)
             report(group)
-    ranks.send_files(manifest.folder, list(names.values()))
-    return names, tally.sum_counts()
+    ranks.send_files(folder, list(names.values()))
+    votes = tally.sum_counts()
+    names = {group: name for part in ranks.gather_objects(names) for group, name in part.items()}
+    return {group: read_tensors(folder / names[group]) for group in (own_groups if world.rank else groups)}, votes
+
+
+def _split_task(task: TrainingTask, num_teachers: int, num_workers: int) -> list[range]:
+    largest = GROUP_TEACHERS if task.device.type == "cpu" else task.launch_size
+    return split_groups(num_teachers, num_workers, largest)
 
 
 def _make_task(
@@ -207,7 +214,7 @@ def _make_task(
     trunk: Trunk | None,
     chunk: int | None,
 ) -> tuple[TrainingTask, ChunkSource]:
-    """Make the task and the source of its chunks: private records, or their features if the recipe has a trunk."""
+    recipe.check(spec)
     if recipe.start is not None:
         if trunk is None:
             problem, fix = "needs a trunk, which is learned from public points", "Set teacher.start=null."

@@ -13,11 +13,9 @@ from pate_torch import networks, pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.core import rng
 from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.networks import ConcatFeatures
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, MechanismContext, PrivateRecords, PublicPool
@@ -145,13 +143,13 @@ def test_a_record_whose_features_are_not_finite_says_nothing_and_changes_no_othe
 
 def test_many_records_of_many_classes_take_no_table_of_both():
     z_ND = quantize(torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64)))
-    y_N = torch.randint(300, (20_000,))
+    y_N = torch.randint(60, (20_000,))
     with Largest() as made:
         records = GradientSums(
-            z_ND.short(), y_N, *(torch.zeros(1, 3),) * 2, 300, make_vector_sum_sensitivity("add_remove", 900), 1.0
+            z_ND.short(), y_N, *(torch.zeros(1, 3),) * 2, 60, make_vector_sum_sensitivity("add_remove", 180), 1.0
         )
-        records.compute_gradient_sum(torch.zeros(3, 300))
-    assert made.entries < 20_000 * 300 / 4
+        records.compute_gradient_sum(torch.zeros(3, 60))
+    assert made.entries < 20_000 * 60 / 4
 
 
 def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anothers():
@@ -177,7 +175,7 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
 def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_be():
     """One class against a model that is sure of another: the longest change, in whole numbers."""
     whitening = Whitening.from_features(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
-    far = whitening.whiten_and_clip(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
+    far = whitening.whiten_and_clip(1e6 * torch.randn(100, 7, generator=torch.Generator().manual_seed(1)))
     z_ND = (far * GRID_STEPS * (1 - 2.0**-30)).trunc().int()
     lengths = z_ND.long().square().sum(1).double().sqrt() / GRID_STEPS
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
@@ -194,7 +192,7 @@ def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_b
 
 
 def test_a_unit_of_several_records_answers_by_the_first():
-    several, alone = gradient_sums(unit_id=[f"{n // 2:02d}" for n in range(40)]), gradient_sums()
+    several, alone = gradient_sums(unit_id=tuple(f"{n // 2:02d}" for n in range(40))), gradient_sums()
     assert torch.equal(several.z_ND, alone.z_ND[::2]) and torch.equal(several.y_N, alone.y_N[::2])
 
 
@@ -212,7 +210,7 @@ def test_public_points_spread_alike_in_every_direction():
     assert float((bounded[~inside].norm(dim=1) - 1).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("rare", [0.15, 0.25, 0.5])
+@pytest.mark.parametrize("rare", [0.15, 0.5])
 def test_classes_need_not_be_equally_common(rare):
     """Two clouds that overlap: as good as a linear model without privacy."""
     generator = torch.Generator().manual_seed(0)
@@ -232,15 +230,6 @@ def test_classes_need_not_be_equally_common(rare):
     linear = LogisticRegression(C=100.0).fit(known, y[:4000]).score(asked, y[4000:])
     right = float((answers.label_Q == y[4000:]).double().mean())
     assert right > linear - 0.02 and linear > float((y[4000:] == 0).double().mean()) + 0.02
-
-
-def test_features_stand_side_by_side_each_of_length_one():
-    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    both = ConcatFeatures([torch.nn.Flatten(), encoder()])(x)
-    assert both.shape == (5, 64 + 16)
-    assert torch.allclose(both[:, :64].norm(dim=1), torch.ones(5)) and torch.allclose(
-        both[:, 64:].norm(dim=1), torch.ones(5)
-    )
 
 
 # -- the mechanism --------------------------------------------------------------------------------------------------
@@ -320,9 +309,8 @@ TWO_ROUNDS = [*GRADIENTS, "student@guide_student=same", "query.rounds=2", "num_q
 
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
     drawn = spy(monkeypatch, NoiseSource, "draw_gaussian", lambda self, shape, sigma, device: sigma / UNIT_NORM)
-    report = pipeline.run(
-        configured(tmp_path, *TWO_ROUNDS, "mechanism.early_noise_multiplier=2", "recommended.student_steps=2")
-    )
+    short = ["dataset.private=200", "dataset.public=80", "dataset.test=50", "recommended.student_steps=2"]
+    report = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *short, "mechanism.early_noise_multiplier=2"))
     assert drawn == [3.0, 3.0, 1.5, 1.5]
     paid = math.sqrt(sum(1 / sigma**2 for sigma in drawn))
     assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(paid, 1e-4), rel=1e-9)
@@ -331,31 +319,11 @@ def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypa
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
 
 
-@pytest.mark.slow(reason="a whole run with four encoders")
-def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
-    asked = spy(monkeypatch, GradientMethod, "build_sensitive")
-    fitted = spy(monkeypatch, GradientStudent, "fit", lambda *_, seed, **__: seed)
-    several = ["features=contrastive", "features.encoders=2", *BRIEF]
-    plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
-    pipeline.run(plan)
-    first, second = asked
-    data = plan.dataset.load()
-    x = data.pool.x[:4]
-    width = encode(plan.method.features.single_encoder.learn(x, data.spec, seed=0), x, data.spec).shape[1]
-    assert first.shape == second.shape == (2 * width + 1, 10)
-    assert sorted(fitted) == sorted([plan.seed, rng.derive_member_seed(plan.seed, 1)] * 3), (
-        "two generations, one more round"
-    )
-    student = load(plan.folder / "release" / "student.safetensors")
-    assert isinstance(student.module, networks.Voting) and len(student.module.members) == 2
-    assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
-
-
 MODEL = ["features=contrastive", *BRIEF, "student.publish=released_model"]
 
 
 @pytest.mark.slow(reason="two whole runs a case")
-@pytest.mark.parametrize("rounds,members,neighbors", [(1, 1, 0), (2, 2, 5), (1, 2, 0), (2, 1, 0)])
+@pytest.mark.parametrize("rounds,members,neighbors", [(1, 2, 0), (2, 2, 5)])
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
     encoders = spy(monkeypatch, GradientMethod, "build_sensitive", lambda *_, encoder, **__: encoder)

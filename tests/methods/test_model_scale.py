@@ -64,7 +64,7 @@ def compute_loss(model, x, truth):
 @pytest.mark.parametrize("num_records,sigma,signal", [(1500, 10.0, 0.0), (1500, 10.0, 0.4), (400, 12.0, 0.7)])
 def test_a_model_of_noise_loses_to_the_class_frequencies_and_a_rescaled_one_does_not(num_records, sigma, signal):
     before, after = [], []
-    for seed in range(8):
+    for seed in range(4):
         old, new, frequency_C, test, truth = release_model(num_records, sigma, signal, seed)
         base = float(F.cross_entropy(frequency_C.log().expand(len(test), -1), truth))
         before.append(compute_loss(old.model, test, truth) - base)
@@ -75,7 +75,7 @@ def test_a_model_of_noise_loses_to_the_class_frequencies_and_a_rescaled_one_does
 
 def test_a_clear_model_becomes_surer_and_keeps_its_labels():
     before, after, sure = [], [], []
-    for seed in range(4):
+    for seed in range(2):
         old, new, _, test, truth = release_model(5000, 5.0, 4.0, seed, shares=(0.34, 0.33, 0.33))
         before.append(compute_loss(old.model, test, truth))
         after.append(compute_loss(new.model, test, truth))
@@ -93,6 +93,8 @@ def test_scores_labels_and_model_fit_together():
     assert torch.allclose(multiple, multiple[0, 0].expand_as(multiple), rtol=1e-4)
     shift_C = new.score_RPC[0, 0] - multiple[0, 0] * old.score_RPC[0, 0]
     assert torch.allclose(new.model.bias_C, multiple[0, 0] * old.model.bias_C + shift_C, atol=1e-4)
+    twice = dataclasses.replace(old, score_RPC=old.score_RPC.repeat(2, 1, 1))  # several rounds are left as they are
+    assert rescale_release(twice, mechanism=None, public=None, frequency_C=torch.ones(3), num_units=9, seed=0) is twice
 
 
 def test_the_scale_is_a_function_of_released_values():
@@ -107,10 +109,3 @@ def test_logits_of_pure_noise_are_rescaled_too():
     for sigma in (1e3, 1e5, 1e7):
         _, new, _, test, truth = release_model(60, sigma, 1.0, 0)
         assert math.isfinite(compute_loss(new.model, test, truth))
-
-
-def test_several_rounds_are_left_as_they_are():
-    old, *_ = release_model(800, 8.0, 1.0, 0)
-    twice = dataclasses.replace(old, score_RPC=old.score_RPC.repeat(2, 1, 1))
-    assert rescale_release(twice, mechanism=None, public=None, frequency_C=torch.ones(3), num_units=9, seed=0) is twice
-    assert math.isfinite(float(old.score_RPC.sum()))

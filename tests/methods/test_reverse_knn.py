@@ -14,18 +14,15 @@ from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.neighbors import make_count_pair
-from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
+from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells
 from pate_torch.privacy.records import (
-    LABEL_UNIT,
     MechanismContext,
     NoisyCounts,
 )
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
-from pate_torch.release.statement import format_plain_words
 from pate_torch.students.labels import compute_class_proportions
 from tests.mechanisms.vote_laws import Recorder, fit, has_this_scale_alone
 from tests.methods.voter_worlds import PARTITIONS, among_images, ask_records, configured, encoder
-from tests.release.reporting_demo import demo
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, images
 
@@ -212,17 +209,6 @@ def test_shares_are_the_proportions_and_noise_alone_says_nothing():
 
 
 REVERSE_KNN = ["method=reverse_knn", "mechanism.sigma=3", "query=medoids"]
-
-
-def test_the_statement_names_the_unit():
-    def how(unit: str, rounds: int) -> str:
-        report = demo(mechanism="histogram", num_teachers=0, unit=unit, method=describe(unit), rounds=rounds)
-        return format_plain_words(report)[-1]
-
-    assert "Every record was counted once: " in how("record", 1)
-    assert "Every patient was counted once in each of 2 rounds: " in how("group:patient", 2)
-    assert "most of its records lie nearest" in how("group:patient", 1)
-    assert "The label of every record was counted once" in how(LABEL_UNIT, 1)
 
 
 def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_path):

@@ -20,7 +20,7 @@ from tests.tensor_data import Tensors
 DELTA = 1e-5
 PARTITIONS = {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
 FORMS = pytest.mark.parametrize(
-    "adjacency,kind,rounds", list(itertools.product(PARTITIONS, ("torch", "discrete"), (0, 1, 3)))
+    "adjacency,kind,rounds", list(itertools.product(PARTITIONS, ("torch", "discrete"), (0, 3)))
 )
 
 
@@ -48,7 +48,7 @@ def calibrated(domain=None, epsilon=1.0, adjacency="add_remove", **options):
 
 
 @FORMS
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.1, 8.0])
 def test_the_events_cost_the_whole_epsilon_and_no_more(adjacency, kind, rounds, epsilon):
     facts = make_facts(adjacency)
     method = calibrated(epsilon=epsilon, adjacency=adjacency, kind=kind, rounds=rounds)

@@ -1,5 +1,6 @@
 """Records among public images for the voters that are no teachers, and whole runs by configuration."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,8 @@ def ask_records(
     return method.build_sensitive(data.private, shards, DatasetFacts.from_dataset(data, partition), encoder=encoder)
 
 
-def gradient_sums(adjacency: str = "add_remove", unit_id=None) -> GradientSums:
+@functools.cache
+def gradient_sums(adjacency: str = "add_remove", unit_id: tuple[str, ...] | None = None) -> GradientSums:
     """Forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
     method = GradientMethod(size=50, mechanism=GradientDescent(sigma=1.0, adjacency=adjacency))
     return ask_records(method, among_images(*images(40, seed=1), unit_id), PARTITIONS[adjacency], encoder())

@@ -53,12 +53,8 @@ def test_a_whole_pool_a_pool_of_one_and_coinciding_points_may_be_asked(name):
 
 def test_a_strategy_sees_no_private_label():
     answered, predicted = {"query_Q", "label_Q", "num_remaining", "num_rounds_left"}, {"student_PC", "feature_PD"}
-    assert {field.name for field in dataclasses.fields(QueryState)} == {
-        "spec",
-        "pool_x",
-        "seed",
-        "search",
-    } | answered | predicted
+    public = {"spec", "pool_x", "seed", "search"}
+    assert {field.name for field in dataclasses.fields(QueryState)} == public | answered | predicted
 
 
 @pytest.mark.parametrize(

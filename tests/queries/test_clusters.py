@@ -1,4 +1,4 @@
-"""Covers, medoids and prototypes against slow twins, and k-means against Lloyd's algorithm written out."""
+"""Medoids and prototypes against slow twins, and k-means against Lloyd's algorithm written out."""
 
 import math
 
@@ -8,21 +8,11 @@ from threadpoolctl import threadpool_limits
 
 from pate_torch.features import neighbors
 from pate_torch.queries import clusters as queries_of_clusters
-from pate_torch.queries.clusters import Coreset, Medoids, Prototypes, fit_kmeans
+from pate_torch.queries.clusters import Medoids, Prototypes, fit_kmeans
 from tests.queries.states import blobs, state
 from tests.tensor_sizes import Largest
 
-STRATEGIES = pytest.mark.parametrize("strategy", [Coreset(), Medoids(), Prototypes()], ids=lambda one: one.name)
-
-
-def test_coreset_is_the_greedy_cover():
-    x, _ = blobs(40)
-    centers = [int((x - x.mean(0)).norm(dim=1).argmin())]
-    for pick in Coreset().select(state(x, 6)).tolist()[1:]:
-        assert pick == int(torch.cdist(x, x[centers]).min(1).values.argmax())
-        centers.append(pick)
-    later = Coreset().select(state(x, 3, query_Q=torch.tensor(centers[:3]), label_Q=torch.zeros(3)))
-    assert later.tolist() == centers[3:]
+STRATEGIES = pytest.mark.parametrize("strategy", [Medoids(), Prototypes()], ids=lambda one: one.name)
 
 
 def test_prototypes_are_dense_points_of_every_cluster_in_every_round():

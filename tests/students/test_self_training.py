@@ -78,8 +78,6 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
     assert isinstance(last.module, networks.Voting) and len(last.module.members) == 3
     assert graphs[1].shape == (90, 3 * 16)
     seen = IMAGES.normalize(x)
-    pooled = torch.stack([member(seen).log_softmax(1) for member in last.module.members]).mean(0)
-    assert torch.allclose(last.compute_logits(x), pooled, atol=1e-5)
     apart = [
         torch.nn.functional.normalize(make_feature_extractor(member)(seen), dim=1) for member in last.module.members
     ]

@@ -68,8 +68,10 @@ TEACHERS = [
 IDS = ["logistic", "forest", "pipeline", "neighbors", "network"]
 
 
-@pytest.mark.parametrize("teacher", TEACHERS, ids=IDS)
-@pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
+@pytest.mark.parametrize(
+    "teacher,adjacency",
+    [*((teacher, "replace_one") for teacher in TEACHERS), (TEACHERS[1], "add_remove"), (Net, "add_remove")],
+)
 def test_one_record_changes_one_teacher(teacher, adjacency):
     x, y = clouds(N)
     points, _ = clouds(400, seed=1)
@@ -173,8 +175,6 @@ def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
     [
         (LinearRegression(), "classifier"),
         (KNeighborsClassifier(metric="nonsense"), "could be fitted"),
-        (lambda: nn.Linear(2, C + 1), "logits of shape"),
-        (lambda: 3, "Module"),
     ],
 )
 def test_what_cannot_be_a_teacher_is_refused(teacher, message):

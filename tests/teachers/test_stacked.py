@@ -35,7 +35,7 @@ def test_an_unknown_layer_goes_through_vmap():
     assert stacked.forward(module, params, torch.randn(5, 2, 4)).shape == (2, 5, 2)
 
 
-@pytest.mark.parametrize("bias,relu", [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("bias,relu", [(True, True), (False, False)])
 @pytest.mark.parametrize(
     "kernel,stride,padding,dilation,size",
     [
