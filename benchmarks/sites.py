@@ -386,9 +386,9 @@ def measure_masks(count: int) -> dict[str, float]:
     for _ in range(20):
         began = time.process_time()
         secrets = {(0, peer): os.urandom(64) for peer in range(1, NUM_SITES)}
-        keys = [masks.derive_mask_key(z, bits=64, count=count, places=pair, **facts) for pair, z in secrets.items()]
-        pair_masks = {peer: masks.expand_mask(key, 64, count) for peer, key in enumerate(keys, 1)}
-        masks.apply_masks(np.zeros(count, dtype=np.int64), pair_masks, 0, 64)
+        keys = [masks.derive_mask_key(z, count=count, places=pair, **facts) for pair, z in secrets.items()]
+        pair_masks = {peer: masks.expand_mask(key, count) for peer, key in enumerate(keys, 1)}
+        masks.apply_masks(np.zeros(count, dtype=np.int64), pair_masks, 0)
         seconds.append(time.process_time() - began)
     return {"milliseconds": 1000 * float(np.median(seconds))}
 
