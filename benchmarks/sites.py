@@ -122,7 +122,7 @@ class Case:
     def measure(self, sums_DC: np.ndarray, sigma: float, draws: int = DRAWS) -> float:
         """Compute the mean accuracy of the student of class sums over draws of the noise."""
         noisy = [NoisySum("", 0, self.kind, add_noise(sums_DC, sigma), sigma) for _ in range(draws)]
-        models = [training.fit_class_sums(each, self.kind, self.public_PD).weight_DC for each in noisy]
+        models = [training.fit_model(each, self.public_PD).weight_DC for each in noisy]
         return float(np.mean([self.score(weight_DC) for weight_DC in models]))
 
     def measure_planned(self, sigma: float, part: Any = slice(None), draws: int = DRAWS) -> float:

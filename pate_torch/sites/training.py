@@ -191,38 +191,23 @@ def answer_public_points(
     x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
     x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
+    fields: dict[str, Any]
     if isinstance(kind, CellCounts | VoteCounts):
-        counts, cell_RP = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma), None
+        counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
+        label_Q, fields = counts.counts_QC.argmax(1), {"noisy_counts": counts}
         # Each question was a public point, which is found again as the nearest one.
         if isinstance(kind, CellCounts):
-            query_Q, cell_RP = assign_cells(kind.query_QD, feature_PD), assign_cells(feature_PD, kind.query_QD)[None]
+            query_Q = assign_cells(kind.query_QD, feature_PD)
+            fields["cell_RP"] = assign_cells(feature_PD, kind.query_QD)[None]
         else:
             query_QD, exact = kind.query_x.flatten(1).double(), "donot_use_mm_for_euclid_dist"
             query_Q = torch.cdist(query_QD, x_PD.flatten(1).double(), compute_mode=exact).argmin(1)
-        release = Release(
-            noisy.id,
-            query_Q,
-            counts.counts_QC.argmax(1),
-            (),
-            (),
-            noisy_counts=counts,
-            queries_per_round=(len(counts.counts_QC),),
-            cell_RP=cell_RP,
-        )
-        return pool, release
-    model = fit_descent(noisy) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)
-    score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
-    release = Release(
-        noisy.id,
-        torch.arange(len(x_PD)),
-        score_PC.argmax(1),
-        (),
-        (),
-        queries_per_round=(len(x_PD),),
-        score_RPC=score_PC[None],
-        model=model,
-    )
-    return pool, release
+    else:
+        model = fit_model(noisy, feature_PD)
+        score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
+        query_Q, label_Q = torch.arange(len(x_PD)), score_PC.argmax(1)
+        fields = {"score_RPC": score_PC[None], "model": model}
+    return pool, Release(noisy.id, query_Q, label_Q, (), (), queries_per_round=(len(query_Q),), **fields)
 
 
 # ---- descent ---------------------------------------------------------------------------------------------------------
@@ -273,17 +258,16 @@ def ask_step(joiner: Joiner, kind: Descent, epsilon: float, *, again: bool = Fal
     return joiner.ask(current, epsilon, slots[0])
 
 
-def fit_descent(noisy: NoisySum) -> LinearModel:
+def fit_model(noisy: NoisySum, feature_PD: Tensor) -> LinearModel:
     """Make the linear model after the step of gradient descent that a noisy sum decides."""
-    kind = take_step(noisy)
-    assert kind.weight_DC is not None
-    return LinearModel(kind.weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
-
-
-def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:
-    """Make the linear model after the first step of gradient descent, which noisy class sums decide."""
-    sums_DC, constant = torch.from_numpy(noisy.numbers), _compute_constant(kind.whitening, feature_PD)
-    weight_DC, _ = _take_first_step(sums_DC, noisy.sigma, kind.whitening.radius, constant, len(feature_PD))
+    kind = noisy.kind
+    assert isinstance(kind, ClassSums)
+    if isinstance(kind, Descent):
+        weight_DC = take_step(noisy).weight_DC
+        assert weight_DC is not None
+    else:
+        sums_DC, constant = torch.from_numpy(noisy.numbers), _compute_constant(kind.whitening, feature_PD)
+        weight_DC, _ = _take_first_step(sums_DC, noisy.sigma, kind.whitening.radius, constant, len(feature_PD))
     return LinearModel(weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
 
 

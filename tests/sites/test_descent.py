@@ -28,6 +28,7 @@ from tests.sites.site_tables import (
     get_charges,
     make_consortium,
     make_descent,
+    make_kind,
     make_rows,
     select_rows,
 )
@@ -65,10 +66,9 @@ def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatc
         noisy = joiner.load_sum()
         if weight_DC is None:
             expected = sums.compute_class_sums().double() * clip_norm
-            first = replace(
-                noisy, numbers=(sums.compute_class_sums().double() / UNIT).numpy(), sigma=noisy.sigma / clip_norm
-            )
-            model = training.fit_class_sums(first, kind, feature_PD)
+            numbers, sigma = (sums.compute_class_sums().double() / UNIT).numpy(), noisy.sigma / clip_norm
+            first = replace(noisy, kind=make_kind("class_sums"), numbers=numbers, sigma=sigma)
+            model = training.fit_model(first, feature_PD)
             weight_DC = training.take_step(noisy).weight_DC
             torch.testing.assert_close(weight_DC.float(), model.weight_DC)
             step_length = training.take_step(noisy).step_length
@@ -77,7 +77,7 @@ def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatc
             expected = sums.compute_gradient_sum(weight_DC, clip_norm).double()
             weight_DC = weight_DC + step_length * (expected / UNIT / clip_norm)
         assert np.array_equal(noisy.numbers * UNIT, expected.numpy())
-    model = training.fit_descent(joiner.load_sum())
+    model = training.fit_model(joiner.load_sum(), feature_PD)
     assert torch.equal(model.weight_DC, weight_DC.float())
     student = training.train_student(joiner.load_sum(), PUBLIC)
     x = torch.from_numpy(kind.spec.schema.encode({name: PUBLIC[name] for name in PUBLIC if name != "y"}))
