@@ -63,12 +63,12 @@ def make_recipe(settings: Mapping[str, Any]) -> TeacherRecipe:
 
 def check_size(teacher: TeacherRecipe, spec: DataSpec) -> None:
     """Raise ValueError if the joiner asks sites to train larger networks, or for longer, than any site does."""
-    sizes = []
+    sizes: list[Any] = []
     for value in teacher.options.values():
         sizes += value if isinstance(value, list | tuple) else [value]
     if len(sizes) > MAX_OPTIONS or any(isinstance(size, int) and size > MAX_OPTION for size in sizes):
         problem = f"must be at most {MAX_OPTIONS} numbers of at most {MAX_OPTION:,}"
-        raise checks.error("teacher.options", teacher.options, problem, "No site answers such a round.")
+        raise checks.error("teacher.options", f"{len(sizes)} sizes", problem, "No site answers such a round.")
     with torch.device("meta"):  # which counts parameters without allocating them
         network = networks.build(teacher.network, spec.input_shape, spec.num_classes, **teacher.options)
     for name, size, limit in (

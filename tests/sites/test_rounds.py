@@ -2,7 +2,6 @@
 
 import hashlib
 import multiprocessing
-from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -191,8 +190,3 @@ def test_two_processes_at_once_give_one_answer(tmp_path):
     for process in processes:
         process.join()
     assert len(files) == 1
-
-
-def test_shares_are_the_smallest_that_have_sigma(shared):
-    share = read_round(shared.ask(), shared.charter).share
-    assert 2 * share**2 >= 100 > 2 * (share - Fraction(1, 1 << 16)) ** 2

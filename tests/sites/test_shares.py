@@ -25,7 +25,7 @@ def compute_law(variance, limit):
 def test_the_sum_of_shares_is_nearly_a_discrete_gaussian_number(square, bound):
     """tau bounds the ratio of the law of the sum of 7 shares, by exact convolution, to that of one number."""
     with mp.workdps(40):
-        limit = 40
+        limit = 25
         law = total = compute_law(square, limit)
         for _ in range(6):
             full = [mp.mpf(0)] * (len(total) + 2 * limit)
@@ -55,7 +55,7 @@ def compute_exact_delta(epsilon, shift, sigma):
 def test_the_price_covers_the_exact_delta_and_little_more(monkeypatch, epsilon, honest):
     """A table of one number, with so little noise that the sum over all integers can be computed."""
     monkeypatch.setattr(discrete_gaussian, "_MAX_LAW_DELTA", 1e-8)
-    sigma = 5e5
+    sigma = 2.5e5
     share = Fraction(math.ceil(sigma / math.sqrt(honest)))
     shift = int(0.5 * sigma)
     events = compute_events(shift**2, 1, share, honest)

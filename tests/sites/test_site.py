@@ -193,15 +193,6 @@ def test_rows_that_cannot_be_used_add_nothing(tmp_path):
     assert len(table.records) == 2  # a missing number is filled by the public mean, an unknown class is left out
 
 
-def test_data_without_a_column_is_refused(tmp_path):
-    consortium = make_consortium(tmp_path)
-    _, raw, public = consortium.joiner.ask(make_kind("histogram"), 0.5)
-    rows = {key: value for key, value in consortium.data[0].items() if key != "y"}
-    with pytest.raises(ValueError, match=r"data='(label|y)'"):
-        consortium.sites[0].answer(raw, public, rows)
-    assert not get_charges(consortium.sites[0])
-
-
 # ---- kill -9 ---------------------------------------------------------------------------------------------------------
 
 
@@ -331,15 +322,6 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path):
     body = arrays["query_QD"].tobytes()
     with pytest.raises(ValueError, match="does not describe a table of the kind histogram"):
         read_public_file(joiner.charter, joiner.charter.make_file("public", content, key, body))
-
-
-def test_a_round_that_was_aborted_stays_in_the_total(tmp_path):
-    consortium, kind = make_consortium(tmp_path), make_kind("histogram")
-    consortium.joiner.ask(kind, 0.5)
-    _, raw, public = consortium.joiner.ask(kind, 0.5)
-    consortium.joiner.sum(consortium.answer_all(raw, public))
-    total = consortium.joiner.compute_guarantees()[1].epsilon
-    assert total > 1.3 * consortium.joiner.compute_guarantees([1])[1].epsilon
 
 
 def test_a_late_answer_still_gives_the_sum_of_an_older_round(tmp_path):

@@ -1,5 +1,6 @@
 """Votes of teachers at sites: one unit moves at most one vote at each question, and the student learns from the sum."""
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -20,25 +21,23 @@ from pate_torch.sites import training
 from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.rounds import read_round
 from pate_torch.sites.tables import COUNT_STEPS, read_public_file
+from pate_torch.sites.votes import make_recipe
 from pate_torch.teachers import training as teachers_training
 from pate_torch.teachers.independence import RetrainingCheck
 from pate_torch.teachers.store import TeacherStore
-from tests.sites.site_tables import (
-    CLASSES,
-    PUBLIC,
-    get_charges,
-    make_consortium,
-    make_rows,
-    make_terms,
-    select_rows,
-)
+from tests.sites.site_tables import CLASSES, PUBLIC, get_charges, make_consortium, make_rows, make_terms, select_rows
 
 RIDGE = {"optimizer": "ridge", "weight_decay": 1.0}
 """Teachers that learn in closed form; a teacher with one record votes for the class of this record everywhere."""
 
 
+@functools.cache
+def make_questions(num_questions: int):
+    return training.make_vote_counts(PUBLIC, "y", CLASSES, num_questions, RIDGE)
+
+
 def make_votes(num_questions: int = 12, **settings):
-    return training.make_vote_counts(PUBLIC, "y", CLASSES, num_questions, {**RIDGE, **settings})
+    return replace(make_questions(num_questions), teacher=make_recipe(RIDGE | settings))
 
 
 @pytest.fixture
@@ -269,19 +268,20 @@ def test_the_public_file_keeps_all_settings_and_bad_ones_are_refused(tmp_path):
     content = {"kind": "votes", "label": "y", "names": ["query_x"], "shapes": [list(arrays["query_x"].shape)]}
     body = arrays["query_x"].astype("<f8").tobytes()
 
-    def refuse(**changes):
+    def refuse(reason="", **changes):
         text = json.dumps(facts | changes)
-        with pytest.raises(ValueError, match="does not describe a table of the kind votes"):
+        with pytest.raises(ValueError, match=rf"does not describe a table of the kind votes \(.*{reason}"):
             read_public_file(joiner.charter, joiner.charter.make_file("public", content | {"facts": text}, key, body))
 
     refuse(teacher={"network": "unknown"})
     refuse(teacher={"learning_rate": 1e308})
     refuse(teacher={"steps": 0})
     # A joiner cannot make a site train a network of any size, or for any time.
-    refuse(teacher={"network": "mlp", "options": {"hidden": [4097]}})
-    refuse(teacher={"network": "mlp", "options": {"hidden": [4] * 17}})
-    refuse(teacher={"network": "mlp", "options": {"hidden": [4096] * 3}})
-    refuse(teacher={"network": "mlp", "steps": 1 << 20, "batch_size": 32})
+    for hidden in ([10**9], [4097], [4] * 17):
+        refuse("must be at most 16 numbers of at most 4,096", teacher={"network": "mlp", "options": {"hidden": hidden}})
+    large = {"network": "mlp", "options": {"hidden": [4096] * 3}}
+    refuse("teacher.network=33603587: must be at most 16,777,216", teacher=large)
+    refuse("batch_size=33554432: must be at most", teacher={"network": "mlp", "steps": 1 << 20, "batch_size": 32})
     assert make_votes(network="mlp", optimizer="adam", options={"hidden": [2048, 2048]}).teacher.steps == 900
     refuse(dtype="float64")
     refuse(spec={})
