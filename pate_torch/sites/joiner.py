@@ -32,7 +32,7 @@ from pate_torch.sites.pairs import bundle_confirmations
 from pate_torch.sites.rounds import Round, make_round, make_sum_file, read_round
 from pate_torch.sites.shares import compute_share
 from pate_torch.sites.signed import ZERO_DIGEST
-from pate_torch.sites.site import check_public_file, compute_round_events
+from pate_torch.sites.site import check_public_file
 from pate_torch.sites.tables import TableKind, read_public_file
 
 _README = """PRIVATE: do not share.
@@ -277,7 +277,7 @@ class Joiner:
 
 
 def _compute_events(charter: Charter, rounds: Sequence[PlannedRound], colluding: int) -> tuple[PrivacyEvent, ...]:
-    events = (compute_round_events(charter, each.round, each.kind, colluding) for each in rounds)
+    events = (each.kind.compute_events(charter, each.round.share, colluding) for each in rounds)
     return tuple(itertools.chain.from_iterable(events))
 
 
@@ -285,12 +285,12 @@ def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fracti
     """Compute the noise of H - t shares whose price is at most ``epsilon``, close to the smallest such noise."""
     checks.positive("epsilon", epsilon)
     terms, num_sites = charter.terms, len(charter.sites)
-    delta, honest = float(Fraction(terms.delta)), num_sites - terms.colluding
+    delta = float(Fraction(terms.delta))
     length = terms.max_sites_per_unit * math.sqrt(kind.compute_squared_length(terms.adjacency) * kind.num_rounds)
     smallest = length / gdp.compute_mu(epsilon, delta)
     for factor in _NOISE_FACTORS:
         sigma = Fraction(math.ceil(smallest * factor * _SIGMA_STEPS), _SIGMA_STEPS)
         share = compute_share(sigma, num_sites, terms.colluding)
-        if compute_guarantee(kind.compute_events(terms, share, honest) * kind.num_rounds, delta).epsilon <= epsilon:
+        if compute_guarantee(kind.compute_events(charter, share) * kind.num_rounds, delta).epsilon <= epsilon:
             return sigma
     raise checks.error("epsilon", epsilon, f"is too small for delta={delta:g}", "Use a larger epsilon.")

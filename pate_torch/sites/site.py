@@ -108,7 +108,7 @@ class Site:
             return finished_answer
         charter, place = self._load_charter()
         kind = check_public_file(charter, current_round, public_raw)
-        events = compute_round_events(charter, current_round, kind)
+        events = kind.compute_events(charter, current_round.share)
         with open_ledger(self.home) as ledger:  # before teachers are trained, which may take hours
             self._open_account(ledger, self.account, charter, None, events)
             Budget.from_account(ledger, self.account).check_events(events)
@@ -216,14 +216,3 @@ def check_public_file(charter: Charter, current_round: Round, raw: bytes) -> Tab
     if current_round.bound < kind.compute_bound(charter.terms):
         raise checks.error("round", current_round.bound, "has too small a bound on the sums", "Ask the joiner anew.")
     return kind
-
-
-def compute_round_events(
-    charter: Charter, current_round: Round, kind: TableKind, colluding: int | None = None
-) -> tuple[PrivacyEvent, ...]:
-    """Compute the privacy events of a round, for units with records at M sites.
-
-    The noise is that of the shares of all sites but ``colluding``. If ``colluding`` is None, it is t of the charter.
-    """
-    honest = len(charter.sites) - (charter.terms.colluding if colluding is None else colluding)
-    return kind.compute_events(charter.terms, current_round.share, honest)

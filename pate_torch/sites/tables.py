@@ -104,8 +104,15 @@ class TableKind(ABC):
     def compute_squared_length(self, adjacency: str) -> int:
         """Compute the square of the L2 sensitivity of the table to one unit at one site, in whole numbers."""
 
-    def compute_events(self, terms: Terms, share: Fraction, honest: int) -> tuple[PrivacyEvent, ...]:
-        """Compute the events of a round with ``honest`` shares. The lengths of a unit's changes at M sites add up."""
+    def compute_events(
+        self, charter: Charter, share: Fraction, colluding: int | None = None
+    ) -> tuple[PrivacyEvent, ...]:
+        """Compute the privacy events of a round, for units with records at M sites, whose changes' lengths add up.
+
+        The noise is that of the shares of all sites but ``colluding``, or all but t of the charter if it is None.
+        """
+        terms = charter.terms
+        honest = len(charter.sites) - (terms.colluding if colluding is None else colluding)
         squared_length = terms.max_sites_per_unit**2 * self.compute_squared_length(terms.adjacency)
         return shares.compute_events(squared_length, math.prod(self.shape), share, honest)
 
