@@ -76,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ask.add_argument(
         "--questions", type=int, default=100, help="number of public points that histogram or votes ask (default: 100)"
     )
+    ask.add_argument(
+        "--mechanism", default="gaussian", help="mechanism of votes; only gaussian, because its counts can be added"
+    )
     ask.add_argument("--teacher", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the teachers of votes")
     ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
     ask.add_argument(
@@ -132,8 +135,12 @@ def _ask(parsed: argparse.Namespace) -> None:
     from pate_torch.sites.rounds import KINDS
     from pate_torch.sites.tables import Descent
     from pate_torch.sites.training import ask_step
+    from pate_torch.sites.votes import check_mechanism
 
+    for name in (parsed.kind, parsed.mechanism):
+        check_mechanism(name)
     checks.one_of("kind", parsed.kind, KINDS)
+    checks.one_of("--mechanism", parsed.mechanism, ("gaussian",))
     joiner = _open_joiner(parsed)
     kind = _make_kind(parsed, joiner.charter)
     if isinstance(kind, Descent):

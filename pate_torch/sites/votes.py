@@ -2,7 +2,7 @@
 
 The noisy sum over all sites is what ``mechanism=gaussian`` with counts releases at one curator, so the same student
 learns from it. Other mechanisms, and privacy costs that depend on the data, need the largest count or the votes without
-noise. Nobody holds those of several sites.
+noise. Nobody holds those of several sites (``check_mechanism``).
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ MAX_PARAMETERS = 1 << 24
 MAX_TRAINING_RECORDS = 1 << 24
 """Largest number of records that a teacher reads in all its steps, repeated ones counted each time."""
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.uint8)}
+_MAXIMA = ("confident", "exponential", "interactive", "laplace", "single_stable", "soft_sparse_vector", "sparse_vector")
+
+
+def check_mechanism(name: str) -> None:
+    """Raise ValueError if a mechanism of one curator cannot be answered by a sum over sites."""
+    if name in _MAXIMA:
+        problem = "needs a maximum of the raw sum or the raw votes, and nobody holds those of several sites"
+        raise checks.error("mechanism", name, problem, "Ask for votes with mechanism gaussian, which releases a sum.")
 
 
 def make_recipe(settings: Mapping[str, Any]) -> TeacherRecipe:
