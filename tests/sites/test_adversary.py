@@ -177,7 +177,7 @@ def ask_and_sum(consortium, kind, epsilon=0.5):
 
 @functools.cache
 def make_histogram():
-    return make_cell_counts(PUBLIC, "y", CLASSES, 200)
+    return make_cell_counts(PUBLIC, "y", CLASSES, 100)
 
 
 def check_noise(folder):

@@ -151,9 +151,9 @@ def test_wrong_files_and_settings_give_one_line_and_exit_code_2(tmp_path, monkey
     check_refusal(capsys, "cannot be read", "join", "ask", "marginals", "--schema", "schema.yaml", "--epsilon", "1")
     votes = ("--public", "public.csv", "--label", "y", "--classes", "a", "b", "--teacher", "steps=[", "--epsilon", "1")
     check_refusal(capsys, "--teacher='steps=['", "join", "ask", "votes", *votes)
-    for words in (("confident",), ("votes", "--mechanism", "interactive"), ("single_stable",)):
+    for name in ("confident", "interactive", "single_stable"):
         problem = "needs a maximum of the raw sum or the raw votes"
-        check_refusal(capsys, problem, "join", "ask", *words, "--epsilon", "1")
+        check_refusal(capsys, problem, "join", "ask", name, "--epsilon", "1")
 
 
 def test_without_cryptography_the_extra_is_named(monkeypatch, capsys, tmp_path):
