@@ -123,7 +123,7 @@ class Case:
     def measure(self, sums_DC: np.ndarray, sigma: float, draws: int = DRAWS) -> float:
         """Compute the mean accuracy of the student of class sums over draws of the noise."""
         noisy = [NoisySum("", 0, self.kind, add_noise(sums_DC, sigma), sigma) for _ in range(draws)]
-        models = [training.fit_class_sums(each, self.kind, self.public_PD).weight_DC for each in noisy]
+        models = [training.fit_model(each, self.public_PD).weight_DC for each in noisy]
         return float(np.mean([self.score(weight_DC) for weight_DC in models]))
 
     def measure_planned(self, sigma: float, part: Any = slice(None), draws: int = DRAWS) -> float:
@@ -387,9 +387,9 @@ def measure_masks(count: int) -> dict[str, float]:
     for _ in range(20):
         began = time.process_time()
         secrets = {(0, peer): os.urandom(64) for peer in range(1, NUM_SITES)}
-        keys = [masks.derive_mask_key(z, bits=64, count=count, places=pair, **facts) for pair, z in secrets.items()]
-        pair_masks = {peer: masks.expand_mask(key, 64, count) for peer, key in enumerate(keys, 1)}
-        masks.apply_masks(np.zeros(count, dtype=np.int64), pair_masks, 0, 64)
+        keys = [masks.derive_mask_key(z, count=count, places=pair, **facts) for pair, z in secrets.items()]
+        pair_masks = {peer: masks.expand_mask(key, count) for peer, key in enumerate(keys, 1)}
+        masks.apply_masks(np.zeros(count, dtype=np.int64), pair_masks, 0)
         seconds.append(time.process_time() - began)
     return {"milliseconds": 1000 * float(np.median(seconds))}
 

@@ -63,7 +63,6 @@ terms = Terms(
     max_sites_per_unit=1,
     teachers=(0, 0, 0),
     records=(0, 0, 0),
-    files={},
 )
 charter = joiner.create_charter({name: site.state.key_file for name, site in sites.items()}, terms)
 print(f"{len(charter):,} bytes")

@@ -56,7 +56,7 @@ KERNEL = (
     *("opening.py", "session.py", "config.py", "students/selection.py"),  # what is charged
     *("api/labeler.py", "api/journal.py"),
     *("release/store.py", "release/builder.py"),  # what is claimed, and used again
-    "sites/",  # masks, shares of noise and their prices
+    "sites/",  # masks, shares of noise and their prices; the joiner for the price that it states
 )
 HYPOTHESES = ("hypotheses/", "cli/learn.py")  # private learning of hypothesis classes has guarantees of its own
 OUTSIDE = (
@@ -64,6 +64,8 @@ OUTSIDE = (
     "methods/feasibility.py",
     *("api/", "cli/", "core/", "data/", "features/", "networks.py", "planning/", "queries/", "release/"),
     *("students/", "synthesis/", "teachers/"),
+    *("sites/flower.py", "sites/options.py"),  # a transport, and options of commands
+    "sites/training.py",  # what the joiner plans and learns, against whom the sites protect their records
     "mechanisms/neighbors.py",  # audits test mechanisms with these values; no price, noise or claim depends on them
 )
 

@@ -119,7 +119,6 @@ def _charter(parsed: argparse.Namespace) -> None:
         max_sites_per_unit=parsed.max_sites_per_unit,
         teachers=tuple(parsed.teachers) * (count if len(parsed.teachers) == 1 else 1),
         records=tuple(parsed.records or (0,) * count),
-        files={},
     )
     raw = _open_joiner(parsed).create_charter(_read_all(parsed.files), terms)
     write_file(parsed.out, raw, "Send it to all sites.")
@@ -133,9 +132,9 @@ def _keys(parsed: argparse.Namespace) -> None:
 def _ask(parsed: argparse.Namespace) -> None:
     from pate_torch.core import checks
     from pate_torch.core.formatting import format_delta, format_epsilon
-    from pate_torch.sites.descent import ask_step
     from pate_torch.sites.rounds import KINDS
     from pate_torch.sites.tables import Descent
+    from pate_torch.sites.training import ask_step
     from pate_torch.sites.votes import check_mechanism
 
     for name in (parsed.kind, parsed.mechanism):
@@ -149,7 +148,7 @@ def _ask(parsed: argparse.Namespace) -> None:
     else:
         slot, raw, _ = joiner.ask(kind, parsed.epsilon)
     slots = joiner.list_slots(slot)
-    price = joiner.compute_guarantee(slots, joiner.charter.terms.colluding)
+    price = joiner.compute_guarantees(slots)[joiner.charter.terms.colluding]
     print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slots[0]}.public to all sites.")
     before = f"With the {len(slots) - 1} round(s) before, each site will have charged"
     print(

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -25,7 +25,7 @@ from pate_torch.privacy.records import ADJACENCIES
 from pate_torch.sites import signed
 from pate_torch.sites.keys import KeyFile, read_key_file
 from pate_torch.sites.shares import ACCOUNTING, SAMPLER
-from pate_torch.sites.signed import SignedFile, is_hex, is_integer, is_list_of, is_mapping_of, is_one_of, is_text
+from pate_torch.sites.signed import SignedFile, is_hex, is_integer, is_list_of, is_one_of, is_text
 
 MIN_SITES, MAX_SITES = 2, 1000
 NUM_WORDS = 24
@@ -48,7 +48,6 @@ class Terms:
         max_sites_per_unit: Largest number M of sites at which one unit has records. It is declared and not checked.
         teachers: Number of teachers at each site, in the order of the sites. Zeros if there are no teachers.
         records: Number of records at each site, which is public under replace_one. Zeros under add_remove.
-        files: SHA-256 of public files, such as the pool and the encoder, by name.
         sampler: Version of the sampler of noise.
         accounting: Version of the prices of shares.
     """
@@ -62,7 +61,6 @@ class Terms:
     max_sites_per_unit: int
     teachers: tuple[int, ...]
     records: tuple[int, ...]
-    files: dict[str, str]
     sampler: str = SAMPLER
     accounting: str = ACCOUNTING
 
@@ -77,7 +75,6 @@ _TERM_FIELDS = {
     "max_sites_per_unit": is_integer(1, MAX_SITES),
     "teachers": is_list_of(is_integer(0, _MAX_RECORDS)),
     "records": is_list_of(is_integer(0, _MAX_RECORDS)),
-    "files": is_mapping_of(is_hex(32)),
     "sampler": is_one_of(SAMPLER),
     "accounting": is_one_of(ACCOUNTING),
 }
@@ -90,14 +87,7 @@ _CHARTER_FIELDS = {
 
 @dataclass(frozen=True)
 class Charter:
-    """A charter whose keys, terms and signatures were checked.
-
-    Attributes:
-        sites: Key files of the sites, in order.
-        terms: Terms.
-        joiner_key: Ed25519 key of the joiner.
-        raw: Bytes of the charter.
-    """
+    """A charter whose keys, terms and signatures were checked."""
 
     sites: tuple[KeyFile, ...]
     terms: Terms
@@ -111,7 +101,7 @@ class Charter:
 
     @property
     def num_slots(self) -> int:
-        """Number of slots, the same for all sites."""
+        """Number of slots of each site."""
         return len(self.sites[0].slot_keys)
 
     def make_file(
@@ -156,6 +146,7 @@ def make_charter(key_files: Sequence[bytes], terms: Terms, joiner_key: Ed25519Pr
     return raw
 
 
+@lru_cache(maxsize=4)  # a site reads its charter several times for one answer
 def read_charter(raw: bytes, source: str = "") -> Charter:
     """Read a charter, and check everything that is the same for all readers.
 
@@ -232,11 +223,7 @@ def encode_words(digest: bytes) -> list[str]:
 
 
 def decode_words(text: str) -> bytes:
-    """Decode 24 words to 256 bits.
-
-    Raises:
-        ValueError: There are not 24 words, a word is not in the list, or a word was misheard.
-    """
+    """Decode 24 words to 256 bits. Raises ValueError if a word is missing, unknown or misheard."""
     words = text.casefold().split()
     if len(words) != NUM_WORDS:
         raise checks.error("words", f"{len(words)} words", f"must be {NUM_WORDS}", "Type all words that you heard.")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock
 
 from pate_torch.accounting import gdp
@@ -26,12 +27,12 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement, create_private_folder, write_atomically
 from pate_torch.sites.charter import Charter, Terms, make_charter, read_charter
-from pate_torch.sites.keys import create_joiner_key, load_joiner_key, read_stored_file
+from pate_torch.sites.keys import load_joiner_key, read_stored_file, write_privately
 from pate_torch.sites.pairs import bundle_confirmations
 from pate_torch.sites.rounds import Round, make_round, make_sum_file, read_round
-from pate_torch.sites.shares import compute_events, compute_share
+from pate_torch.sites.shares import compute_share
 from pate_torch.sites.signed import ZERO_DIGEST
-from pate_torch.sites.site import check_public_file, compute_round_events
+from pate_torch.sites.site import check_public_file
 from pate_torch.sites.tables import TableKind, read_public_file
 
 _README = """PRIVATE: do not share.
@@ -45,14 +46,7 @@ _NOISE_FACTORS = (1 + 1e-9, 1 + 1e-7, 1 + 1e-5, *(1 + 2.0**-power for power in r
 
 @dataclass
 class JoinerRecord:
-    """Hashes of the files that the joiner signed, as hexadecimal digits.
-
-    Attributes:
-        charter: SHA-256 of the charter.
-        rounds: SHA-256 of the round file of each slot.
-        sums: SHA-256 of the sum file of each slot.
-        last_sum: SHA-256 of the newest sum file. Zeros if there is none.
-    """
+    """Hashes of the files that the joiner signed, as hexadecimal digits; those of rounds and sums by their slots."""
 
     charter: str
     rounds: dict[str, str] = field(default_factory=dict)
@@ -61,13 +55,7 @@ class JoinerRecord:
 
 
 class PlannedRound(NamedTuple):
-    """A round that the joiner asked for.
-
-    Attributes:
-        round: Content of the round file.
-        kind: What the round counts.
-        has_sum: Whether the answers of all sites were added up.
-    """
+    """A round that the joiner asked for, what it counts, and whether the answers of all sites were added up."""
 
     round: Round
     kind: TableKind
@@ -95,11 +83,7 @@ class NoisySum:
 
 @dataclass(frozen=True)
 class Joiner:
-    """The joiner, which needs no private records.
-
-    Attributes:
-        folder: Folder with the key, the charter, the rounds and the sums.
-    """
+    """The joiner, whose folder holds its key, the charter, the rounds and the sums."""
 
     folder: Path
 
@@ -110,9 +94,9 @@ class Joiner:
             if self._record_path.exists():
                 problem = "has a charter already"
                 raise checks.error("folder", str(self.folder), problem, "Use another folder for another charter.")
-            has_key = self._key_path.exists()
-            key = load_joiner_key(self._key_path) if has_key else create_joiner_key(self._key_path)
-            raw = make_charter(list(key_files.values()), terms, key)
+            if not self._key_path.exists():
+                write_privately(self._key_path, Ed25519PrivateKey.generate().private_bytes_raw().hex().encode())
+            raw = make_charter(list(key_files.values()), terms, load_joiner_key(self._key_path))
             write_atomically(self.folder / "charter.json", raw)
             self._save(JoinerRecord(hashlib.sha256(raw).hexdigest()))
         return raw
@@ -177,10 +161,9 @@ class Joiner:
         return slot, raw, public
 
     def sum(self, answers: Mapping[str, bytes], slot: int | None = None) -> tuple[int, bytes]:
-        """Add up the answers of all sites to the round of ``slot``, by default the newest round.
+        """Add up the answers to the round of ``slot``, by default the newest, and return its slot and the sum file.
 
-        Returns:
-            Slot, and signed sum file. The same answers give the same bytes.
+        The same answers give the same bytes.
         """
         charter, key = self.charter, load_joiner_key(self._key_path)
         with self._open() as record:
@@ -204,10 +187,7 @@ class Joiner:
         charter = self.charter
         with self._open() as record:
             slots = range(len(record.rounds))
-            return tuple(
-                PlannedRound(*self._read_round(record, charter, slot), has_sum=str(slot) in record.sums)
-                for slot in slots
-            )
+            return tuple(PlannedRound(*self._read_round(record, charter, s), str(s) in record.sums) for s in slots)
 
     def load_sum(self, slot: int | None = None) -> NoisySum:
         """Load the sum of the round of ``slot``, by default of the newest round."""
@@ -230,32 +210,27 @@ class Joiner:
 
     # ---- prices -----------------------------------------------------------------------------------------------------
 
-    def compute_guarantees(self, slots: Iterable[int]) -> dict[int, Guarantee]:
+    def compute_guarantees(self, slots: Iterable[int] | None = None) -> dict[int, Guarantee]:
         """Compute the guarantee of the rounds of these slots together against each number of colluding sites.
 
-        Number 0 is the guarantee against readers who see the results only.
+        Number 0 is the guarantee against readers who see the results only. If ``slots`` is None, all rounds of the
+        charter count, failed rounds included. No site reserved more for this charter than the guarantee of number t.
         """
-        charter, rounds = self.charter, self.load_rounds()
-        chosen = [rounds[slot] for slot in slots]
-        return {u: _compute_guarantee(charter, chosen, u) for u in range(len(charter.sites))}
+        charter, rounds, guarantees = self.charter, self._select_rounds(slots), {}
+        terms, delta = charter.terms, float(Fraction(charter.terms.delta))
+        for colluding in range(len(charter.sites)):
+            events = _compute_events(charter, rounds, colluding)
+            guarantees[colluding] = compute_guarantee(events, delta, adjacency=terms.adjacency, unit=terms.unit)
+        return guarantees
 
-    def compute_total(self) -> Guarantee:
-        """Compute the guarantee of all rounds of the charter, failed rounds included, against t colluding sites.
-
-        No site reserved more for this charter.
-        """
+    def compute_events(self, slots: Iterable[int]) -> tuple[PrivacyEvent, ...]:
+        """Compute the privacy events of the rounds of these slots against t colluding sites and the joiner."""
         charter = self.charter
-        return _compute_guarantee(charter, self.load_rounds(), charter.terms.colluding)
+        return _compute_events(charter, self._select_rounds(slots), charter.terms.colluding)
 
-    def compute_guarantee(self, slots: Iterable[int], colluding: int) -> Guarantee:
-        """Compute the guarantee of the rounds of these slots together against ``colluding`` sites and the joiner."""
+    def _select_rounds(self, slots: Iterable[int] | None) -> Sequence[PlannedRound]:
         rounds = self.load_rounds()
-        return _compute_guarantee(self.charter, [rounds[slot] for slot in slots], colluding)
-
-    def compute_events(self, slots: Iterable[int], colluding: int) -> tuple[PrivacyEvent, ...]:
-        """Compute the privacy events of the rounds of these slots against ``colluding`` sites and the joiner."""
-        rounds = self.load_rounds()
-        return _compute_events(self.charter, [rounds[slot] for slot in slots], colluding)
+        return rounds if slots is None else [rounds[slot] for slot in slots]
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
@@ -302,29 +277,20 @@ class Joiner:
 
 
 def _compute_events(charter: Charter, rounds: Sequence[PlannedRound], colluding: int) -> tuple[PrivacyEvent, ...]:
-    """Compute the privacy events of these rounds against ``colluding`` sites and the joiner."""
-    events = (compute_round_events(charter, each.round, each.kind, colluding) for each in rounds)
+    events = (each.kind.compute_events(charter, each.round.share, colluding) for each in rounds)
     return tuple(itertools.chain.from_iterable(events))
-
-
-def _compute_guarantee(charter: Charter, rounds: Sequence[PlannedRound], colluding: int) -> Guarantee:
-    """Compute the guarantee of these rounds together against ``colluding`` sites and the joiner."""
-    terms, events = charter.terms, _compute_events(charter, rounds, colluding)
-    return compute_guarantee(events, float(Fraction(terms.delta)), adjacency=terms.adjacency, unit=terms.unit)
 
 
 def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fraction:
     """Compute the noise of H - t shares whose price is at most ``epsilon``, close to the smallest such noise."""
     checks.positive("epsilon", epsilon)
     terms, num_sites = charter.terms, len(charter.sites)
-    delta, change = float(Fraction(terms.delta)), kind.make_change(terms.adjacency)
-    honest = num_sites - terms.colluding
-    length = terms.max_sites_per_unit * math.sqrt(change.length_squared * kind.num_rounds)
+    delta = float(Fraction(terms.delta))
+    length = terms.max_sites_per_unit * math.sqrt(kind.compute_squared_length(terms.adjacency) * kind.num_rounds)
     smallest = length / gdp.compute_mu(epsilon, delta)
     for factor in _NOISE_FACTORS:
         sigma = Fraction(math.ceil(smallest * factor * _SIGMA_STEPS), _SIGMA_STEPS)
         share = compute_share(sigma, num_sites, terms.colluding)
-        events = compute_events(change, share, honest, max_sites_per_unit=terms.max_sites_per_unit) * kind.num_rounds
-        if compute_guarantee(events, delta).epsilon <= epsilon:
+        if compute_guarantee(kind.compute_events(charter, share) * kind.num_rounds, delta).epsilon <= epsilon:
             return sigma
     raise checks.error("epsilon", epsilon, f"is too small for delta={delta:g}", "Use a larger epsilon.")

@@ -48,15 +48,7 @@ and ask for a new charter.
 
 @dataclass(frozen=True)
 class KeyFile:
-    """The public keys of a site, signed by the site.
-
-    Attributes:
-        site: Name of the site.
-        signing_key: Ed25519 key.
-        slot_keys: X25519 key of each slot.
-        kem_key: ML-KEM-768 key.
-        raw: Bytes of the key file.
-    """
+    """The public keys of a site (Ed25519, X25519 for each slot, ML-KEM-768), signed by the site."""
 
     site: str
     signing_key: bytes
@@ -117,17 +109,13 @@ class Secrets:
 
     @property
     def signer(self) -> Ed25519PrivateKey:
-        """The Ed25519 key."""
+        """Ed25519 key."""
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.signing_key))
 
 
 @dataclass(frozen=True)
 class SiteState:
-    """The folder of a site, with its private keys and the files that it sent.
-
-    Attributes:
-        folder: The folder.
-    """
+    """The folder of a site, with its private keys and the files that it sent."""
 
     folder: Path
 
@@ -197,11 +185,11 @@ class SiteState:
 
     def save(self, secrets: Secrets) -> None:
         """PRIVATE. Replace the secrets on disk, durably. Keys that ``secrets`` lacks are erased from the disk."""
-        _write_privately(self._secrets_path, json.dumps(asdict(secrets), sort_keys=True).encode())
+        write_privately(self._secrets_path, json.dumps(asdict(secrets), sort_keys=True).encode())
 
     def write_pending(self, name: str, raw: bytes) -> None:
         """Write a file durably under a pending name, because its hash is not among the secrets yet."""
-        _write_privately(self._get_pending_path(name), raw)
+        write_privately(self._get_pending_path(name), raw)
 
     def finish_pending(self, name: str, digest: str) -> bytes:
         """Return the file whose hash is stored, and complete its renaming if a crash prevented this."""
@@ -221,15 +209,6 @@ def read_stored_file(path: Path, pending: Path, digest: str) -> bytes:
     return raw
 
 
-def create_joiner_key(path: Path) -> Ed25519PrivateKey:
-    """PRIVATE. Make the Ed25519 key of a joiner in a new file that only its owner can read."""
-    if path.exists():
-        raise checks.error("key", str(path), "exists already", "Use another name.")
-    key = Ed25519PrivateKey.generate()
-    _write_privately(path, key.private_bytes_raw().hex().encode())
-    return key
-
-
 def load_joiner_key(path: Path) -> Ed25519PrivateKey:
     """PRIVATE. Read the Ed25519 key of a joiner."""
     text: Any = path.read_text() if path.exists() else ""
@@ -238,7 +217,7 @@ def load_joiner_key(path: Path) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
 
 
-def _write_privately(path: Path, raw: bytes) -> None:
+def write_privately(path: Path, raw: bytes) -> None:
     """PRIVATE. Replace a file, durably, by one that no other user can read at any time."""
     with (
         atomic_replacement(path) as temporary,

@@ -2,7 +2,7 @@
 
 The key of a mask depends on the X25519 secret of the slot, on the pair secret, on the charter and on the bytes of the
 round file. If two honest sites hold different charters or round files, their common mask does not cancel, and the
-joiner gets random numbers. All arithmetic is on unsigned integers modulo 2^bits.
+joiner gets random numbers. All arithmetic is on unsigned integers modulo 2^64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from pate_torch.sites.signed import PROTOCOL
 
-MASK_BITS = (32, 64)
+BITS = 64
+"""Bits of each number of an answer."""
 _NONCE = bytes(16)  # each key makes one mask
 
 
@@ -34,7 +35,6 @@ def derive_mask_key(
     charter: bytes,
     round_digest: bytes,
     places: tuple[int, int],
-    bits: int,
     count: int,
     ciphertext: bytes,
 ) -> bytes:
@@ -45,33 +45,24 @@ def derive_mask_key(
         charter: SHA-256 of the charter.
         round_digest: SHA-256 of the round file.
         places: Places of the two sites, the lower one first.
-        bits: Bits of each number of the mask.
         count: Number of numbers.
         ciphertext: SHA-256 of the ML-KEM ciphertext of the pair.
     """
     low, high = places
     assert low < high and len(charter) == len(round_digest) == 32
     label = f"{PROTOCOL} mask".encode() + b"\0"
-    info = label + round_digest + struct.pack("<HHBQ", low, high, bits, count) + ciphertext
+    info = label + round_digest + struct.pack("<HHBQ", low, high, BITS, count) + ciphertext
     return HKDF(SHA256(), 32, salt=charter, info=info).derive(secret)
 
 
-def expand_mask(key: bytes, bits: int, count: int) -> np.ndarray:
-    """Expand a key by ChaCha20 to uniform numbers below 2^bits, [count] uint64; each key is used once."""
-    assert bits in MASK_BITS
-    stream = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(bytes(count * bits // 8))
-    return np.frombuffer(stream, dtype=f"<u{bits // 8}").astype(np.uint64)
+def expand_mask(key: bytes, count: int) -> np.ndarray:
+    """Expand a key by ChaCha20 to uniform numbers below 2^64, [count] uint64; each key is used once."""
+    stream = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(bytes(count * BITS // 8))
+    return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
 
 
-def apply_masks(values: np.ndarray, masks: Mapping[int, np.ndarray], place: int, bits: int) -> np.ndarray:
-    """Add the masks shared with higher places and subtract those shared with lower places, modulo 2^bits.
-
-    Args:
-        values: Numbers of the site at ``place``, int64.
-        masks: Mask shared with each other place, uint64.
-        place: Place of the site.
-        bits: Bits of each number.
-    """
+def apply_masks(values: np.ndarray, masks: Mapping[int, np.ndarray], place: int) -> np.ndarray:
+    """Add the masks shared with higher places and subtract those shared with lower places, modulo 2^64."""
     # Not an assert, because the guarantee depends on this check, and python -O drops asserts.
     if values.dtype != np.int64:
         raise TypeError(f"masks: numbers must be of type int64, and are of type {values.dtype}")
@@ -79,10 +70,4 @@ def apply_masks(values: np.ndarray, masks: Mapping[int, np.ndarray], place: int,
     masked = values.astype(np.uint64)
     for peer, mask in masks.items():
         masked = masked + mask if peer > place else masked - mask
-    return masked & np.uint64((1 << bits) - 1)
-
-
-def read_signed_sum(total: np.ndarray, bits: int) -> np.ndarray:
-    """Read numbers modulo 2^bits as signed integers, int64."""
-    unused_bits = 64 - bits
-    return (total << np.uint64(unused_bits)).view(np.int64) >> np.int64(unused_bits)
+    return masked

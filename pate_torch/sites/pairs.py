@@ -28,15 +28,9 @@ _BUNDLE_FIELDS = {"lengths": is_list_of(is_integer(1, 1 << 24), high=MAX_SITES)}
 
 
 def confirm_charter(state: SiteState, charter_raw: bytes, heard: str) -> bytes:
-    """Confirm a charter after people compared its fingerprint, and make the ciphertexts of this site.
+    """Confirm a charter after people compared its fingerprint, and return the confirmation file with the ciphertexts.
 
-    Args:
-        state: State of the site.
-        charter_raw: Bytes of the charter.
-        heard: The 24 words that another site read aloud.
-
-    Returns:
-        The confirmation file. The same charter gives the same bytes again.
+    The same charter gives the same bytes again. ``heard`` are the 24 words that another site read aloud.
 
     Raises:
         ValueError: The charter lacks the unchanged keys of this site, or the words belong to another charter, or this

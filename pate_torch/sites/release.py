@@ -77,7 +77,7 @@ def write_model(
     else:
         assert isinstance(noisy.kind, PointTable)
         pool, answers = training.answer_public_points(noisy, public, encoder)
-        charged, spec = joiner.compute_events(slots, joiner.charter.terms.colluding), noisy.kind.spec
+        charged, spec = joiner.compute_events(slots), noisy.kind.spec
         answers = replace(answers, events=charged, reserved_events=charged)
         record = store.write(folder, answers, record | {"pool_sha256": compute_tensor_digest(pool.x)}, spec)
         student, student_name = training.train_on_answers(noisy.kind, pool, answers)
@@ -125,7 +125,7 @@ def make_record(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> dict[s
     parameters = {"sigma": noisy.sigma, "share": str(share), "exchanges": len(slots)}
     if isinstance(kind, MarginalCounts):
         parameters |= {"num_tables": len(kind.cliques), "order": kind.method.order or 1, "rounds": 0}
-    length = math.sqrt(kind.make_change(terms.adjacency).length_squared) / kind.unit_length
+    length = math.sqrt(kind.compute_squared_length(terms.adjacency)) / kind.unit_length
     return {
         "dataset": _NAME,
         "noise": "discrete",
@@ -158,12 +158,12 @@ def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> Acco
     terms, delta = joiner.charter.terms, float(Fraction(joiner.charter.terms.delta))
 
     def make_part(identity: str, own_slots: Sequence[int]) -> ChargedRelease:
-        charged = joiner.compute_events(own_slots, terms.colluding)
+        charged = joiner.compute_events(own_slots)
         price, purpose = accountant.compute_guarantee(charged, delta), f"{PURPOSE_SHARE}, {len(own_slots)} round(s)"
         part = ChargedRelease(release_id=identity, purpose=purpose, epsilon=price.epsilon, accountant=price.route)
         return replace(part, is_current=own_slots == slots, events=events.to_json(charged))
 
-    part, total = make_part(noisy.id, slots), joiner.compute_total()
+    part, total = make_part(noisy.id, slots), joiner.compute_guarantees()[terms.colluding]
     others = [(slot, each.round.digest) for slot, each in enumerate(joiner.load_rounds()) if slot not in slots]
     return AccountClaim(
         delta=delta,

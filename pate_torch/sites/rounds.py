@@ -30,14 +30,11 @@ from pate_torch.sites.signed import ZERO_DIGEST, SignedFile, is_hex, is_integer,
 
 KINDS = ("class_sums", "gradients", "histogram", "marginals", "votes")
 """Kinds of tables that can be added up over sites."""
-BITS = 64
-"""Bits of each number of an answer."""
 MAX_INPUT = float(1 << 40)
 """Largest absolute value of a number that the joiner sends."""
 MAX_NUMBERS = 1 << 24
 """Largest number of entries of a table."""
 _MARGIN_SDS = 12  # standard deviations of the noise between the largest sum and the modulus
-_BODY_TYPES = {"float64": "<f8", "uint32": "<u4"}
 _is_shape = is_list_of(is_integer(1, MAX_NUMBERS), 1, 3)
 _ROUND_FIELDS = {
     "slot": is_integer(0, MAX_NUM_SLOTS - 1),
@@ -50,7 +47,6 @@ _ROUND_FIELDS = {
     "share": signed.is_positive_fraction,
     "options": is_mapping_of(lambda value: signed.is_text(value) or is_integer(-(1 << 53), 1 << 53)(value)),
     "files": is_mapping_of(is_hex(32)),
-    "body_type": is_one_of(*_BODY_TYPES),
 }
 _ANSWER_FIELDS = {
     "round": is_hex(32),
@@ -74,7 +70,7 @@ class Round:
         previous: SHA-256 of the newest sum file. Zeros if there is none.
         options: Further settings of the round by name, such as the length of a step.
         files: SHA-256 of public files that the sites read, by name.
-        body: Numbers that the sites read, such as weights (float64) or the indices of questions (uint32).
+        body: Numbers that the sites read, such as weights, float64.
         digest: SHA-256 of the round file. Empty if there is no file yet.
     """
 
@@ -87,7 +83,7 @@ class Round:
     previous: str = ZERO_DIGEST
     options: Mapping[str, str | int] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
-    body: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint32))
+    body: np.ndarray = field(default_factory=lambda: np.empty(0))
     digest: bytes = b""
 
     @property
@@ -108,10 +104,9 @@ def make_round(charter: Charter, joiner_key: Ed25519PrivateKey, *, sigma: Fracti
     share = compute_share(sigma, len(charter.sites), charter.terms.colluding)
     values = vars(Round(sigma=sigma, share=share, **fields)) | {"nonce": entropy.token_hex(16)}
     del values["digest"]
-    body = values.pop("body")
-    checks.one_of("body", body.dtype.name, _BODY_TYPES)
-    values |= {"body_type": body.dtype.name, "shape": list(values["shape"]), "sigma": str(sigma), "share": str(share)}
-    raw = charter.make_file("round", values, joiner_key, body.astype(_BODY_TYPES[body.dtype.name]).tobytes())
+    body = values.pop("body").astype("<f8")
+    values |= {"shape": list(values["shape"]), "sigma": str(sigma), "share": str(share)}
+    raw = charter.make_file("round", values, joiner_key, body.tobytes())
     read_round(raw, charter)
     return raw
 
@@ -119,14 +114,13 @@ def make_round(charter: Charter, joiner_key: Ed25519PrivateKey, *, sigma: Fracti
 def read_round(raw: bytes, charter: Charter, source: str = "") -> Round:
     """Read a round file and check its signature, its noise and its numbers."""
     file = charter.read_file(raw, "round", _ROUND_FIELDS, source)
-    values = {name: value for name, value in file.content.items() if name not in ("charter", "nonce", "body_type")}
+    values = {name: value for name, value in file.content.items() if name not in ("charter", "nonce")}
     if values["slot"] >= charter.num_slots:
         problem = f"uses slot {values['slot']}, and the charter has {charter.num_slots} slots"
         raise file.make_error(problem, "Make a new charter with new keys.")
-    body_type = np.dtype(_BODY_TYPES[file.content["body_type"]])
-    if len(file.body) % body_type.itemsize:
+    if len(file.body) % 8:
         raise file.make_error("has a part of a number at its end")
-    body = np.frombuffer(file.body, dtype=body_type)
+    body = np.frombuffer(file.body, dtype="<f8")
     if not (np.abs(body) <= MAX_INPUT).all():  # which no NaN satisfies
         raise file.make_error("has numbers that are not finite or exceed 2^40", "No site answers such a round.")
     values |= {name: Fraction(values[name]) for name in ("sigma", "share")} | {"shape": tuple(values["shape"])}
@@ -135,7 +129,7 @@ def read_round(raw: bytes, charter: Charter, source: str = "") -> Round:
     check_share(share, current_round.sigma, num_sites, charter.terms.colluding)
     if share > MAX_LARGE_SCALE or current_round.count > MAX_NUMBERS:
         raise file.make_error("has a share of noise above 2^50, or more than 2^24 numbers", "Ask for a smaller table.")
-    room = (1 << (BITS - 1)) - current_round.bound
+    room = (1 << (masks.BITS - 1)) - current_round.bound
     if room <= 0 or room**2 <= _MARGIN_SDS**2 * num_sites * share**2:
         raise file.make_error("has sums or noise that do not fit the bits of its numbers", "Use less noise.")
     return current_round
@@ -145,10 +139,7 @@ def read_round(raw: bytes, charter: Charter, source: str = "") -> Round:
 
 
 def open_round(state: SiteState, round_file: bytes, source: str = "") -> tuple[Round, bytes | None]:
-    """Check a round file before anything is charged.
-
-    Returns:
-        The round, and the answer of this site. The answer is None if the site has not answered the round.
+    """Check a round file before anything is charged, and return the round and the answer of this site, if it has one.
 
     Raises:
         ValueError: The site must not answer this round. Nothing was charged, and no key was erased.
@@ -183,12 +174,7 @@ def _open_round(
 
 
 def answer(
-    state: SiteState,
-    round_file: bytes,
-    table: Any,
-    *,
-    draw: Callable[[Fraction, int], np.ndarray],
-    source: str = "",
+    state: SiteState, round_file: bytes, table: Any, *, draw: Callable[[Fraction, int], np.ndarray], source: str = ""
 ) -> bytes:
     """Add this site's share of noise and its masks to a table, and return the signed answer.
 
@@ -198,8 +184,7 @@ def answer(
         state: State of the site.
         round_file: Bytes of the round file.
         table: PRIVATE. Table of integers without noise, of the round's shape.
-        draw: Function that reserves the price and draws the noise, int64 [count], given the share's parameter and the
-            count.
+        draw: Function that reserves the price and draws the noise, int64 [count], given the share and the count.
         source: Name of the round file in messages.
     """
     with state.open() as secrets:
@@ -224,14 +209,13 @@ def answer(
                 charter=charter.digest,
                 round_digest=current_round.digest,
                 places=(min(place, peer), max(place, peer)),
-                bits=BITS,
                 count=current_round.count,
                 ciphertext=bytes.fromhex(secrets.ciphertexts[str(peer)]),
             )
-            pair_masks[peer] = masks.expand_mask(key, BITS, current_round.count)
+            pair_masks[peer] = masks.expand_mask(key, current_round.count)
         if pair_masks.keys() != set(range(len(charter.sites))) - {place}:
             raise RuntimeError("masks: the site lacks the secret of a pair")
-        masked = masks.apply_masks(values + noise, pair_masks, place, BITS)
+        masked = masks.apply_masks(values + noise, pair_masks, place)
         content = {"round": secrets.rounds[slot], "place": place, "answered": len(secrets.answers) + 1}
         body = masked.astype("<u8").tobytes()
         raw = charter.make_file("answer", content, secrets.signer, body)
@@ -279,12 +263,7 @@ def accept_sum(state: SiteState, sum_file: bytes, source: str = "") -> np.ndarra
 def sum_answers(
     charter: Charter, current_round: Round, answers: Mapping[str, bytes]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Add up the answers of all sites.
-
-    Args:
-        charter: The charter.
-        current_round: The round.
-        answers: Answer files, by their names in messages.
+    """Add up the answers of all sites, {name in messages: bytes}.
 
     Returns:
         The noisy sum, int64, in the round's shape; and the SHA-256 of each answer, in the order of the sites.
@@ -306,7 +285,7 @@ def sum_answers(
     total = np.zeros(current_round.count, np.uint64)
     for file in files.values():
         total += np.frombuffer(file.body, dtype="<u8")
-    numbers = masks.read_signed_sum(total, BITS).reshape(current_round.shape)
+    numbers = total.view(np.int64).reshape(current_round.shape)
     return numbers, tuple(files[place].digest for place in range(len(charter.sites)))
 
 
@@ -321,10 +300,7 @@ def _read_answer(charter: Charter, current_round: Round, raw: bytes, source: str
 
 
 def make_sum_file(
-    charter: Charter,
-    current_round: Round,
-    answers: Mapping[str, bytes],
-    joiner_key: Ed25519PrivateKey,
+    charter: Charter, current_round: Round, answers: Mapping[str, bytes], joiner_key: Ed25519PrivateKey
 ) -> bytes:
     """Add up the answers of all sites, and sign the sum together with the hashes of the answers."""
     numbers, digests = sum_answers(charter, current_round, answers)

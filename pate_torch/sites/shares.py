@@ -12,11 +12,9 @@ multiplied by ``tables.COUNT_STEPS`` before noise is added.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 
 from pate_torch.accounting import discrete_gaussian
-from pate_torch.accounting.accountant import Guarantee, compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 
@@ -24,23 +22,6 @@ SAMPLER, ACCOUNTING = "discrete gaussian 1", "shares 1"
 MIN_SHARE = 3
 """Smallest parameter of a share. The sum of such shares is a discrete Gaussian number up to a factor of 1 + 1e-36."""
 _SHARE_STEPS = 1 << 16  # shares are multiples of 2^-16
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableChange:
-    """How far one unit at one site can change the table of a round.
-
-    Attributes:
-        length_squared: Square of the table's L2 sensitivity, in the whole numbers of the table.
-        numbers: Number of numbers in the table.
-    """
-
-    length_squared: int
-    numbers: int
-
-    def __post_init__(self) -> None:
-        checks.integer("numbers", self.numbers, low=1)
-        checks.integer("length_squared", self.length_squared, low=1)
 
 
 def compute_share(sigma: Fraction, num_sites: int, colluding: int) -> Fraction:
@@ -68,49 +49,23 @@ def _count_honest(num_sites: int, colluding: int) -> int:
     return num_sites - checks.integer("colluding", colluding, 0, num_sites - 1)
 
 
-# ---- prices ----------------------------------------------------------------------------------------------------------
-
-
-def compute_events(
-    change: TableChange, share: Fraction, honest: int, *, max_sites_per_unit: int = 1
-) -> tuple[PrivacyEvent, ...]:
+def compute_events(squared_length: int, numbers: int, share: Fraction, honest: int) -> tuple[PrivacyEvent, ...]:
     """Compute the events of a round whose noise is the sum of the shares of ``honest`` sites.
 
     Args:
-        change: Effect of a unit at one site on the table.
+        squared_length: Square of the L2 length by which one unit can change the sum over all sites, in whole numbers.
+        numbers: Number of numbers in the table.
         share: Parameter of each share.
         honest: Number of shares that the attacker does not know.
-        max_sites_per_unit: Number M of sites at which a unit may have records; the lengths of its changes add up.
     """
-    checks.integer("honest", honest, low=1)
-    checks.integer("max_sites_per_unit", max_sites_per_unit, low=1)
+    for name, value in (("squared_length", squared_length), ("numbers", numbers), ("honest", honest)):
+        checks.integer(name, value, low=1)
     if share < MIN_SHARE:
         raise checks.error("share", str(share), f"must be at least {MIN_SHARE}")
     variance = honest * share**2
     return discrete_gaussian.make_events(
-        math.sqrt(max_sites_per_unit**2 * change.length_squared / variance),
+        math.sqrt(squared_length / variance),
         float(variance),
-        numbers=change.numbers,
+        numbers=numbers,
         tau=discrete_gaussian.bound_tau(float(share), honest),
     )
-
-
-def compute_guarantees(
-    change: TableChange,
-    share: Fraction,
-    num_sites: int,
-    *,
-    delta: float,
-    adjacency: str,
-    unit: str,
-    max_sites_per_unit: int = 1,
-) -> dict[int, Guarantee]:
-    """Compute the guarantee against every number of colluding sites, 0 to H - 1.
-
-    Number 0 is the guarantee against readers who see the results only and know the noise of no site.
-    """
-    guarantees = {}
-    for colluding in range(num_sites):
-        events = compute_events(change, share, num_sites - colluding, max_sites_per_unit=max_sites_per_unit)
-        guarantees[colluding] = compute_guarantee(events, delta, adjacency=adjacency, unit=unit)
-    return guarantees

@@ -35,10 +35,8 @@ class SignedFile:
     """A file of the protocol whose form was checked.
 
     Attributes:
-        kind: Kind of the file, such as "charter".
         content: Content of the first line.
         body: Bytes between the first line and the signature.
-        raw: All bytes of the file.
         source: Name of the file in messages.
     """
 
@@ -68,24 +66,14 @@ class SignedFile:
 
 
 def make_file(kind: str, content: Mapping[str, Any], signing_key: Ed25519PrivateKey, body: bytes = b"") -> bytes:
-    """Make a signed file of this kind."""
+    """Make a signed file."""
     header = encode_canonically({"format": f"{PROTOCOL} {kind}", "body_bytes": len(body), **content})
     signed_part = header + b"\n" + body
     return signed_part + signing_key.sign(signed_part).hex().encode() + b"\n"
 
 
 def read_file(raw: bytes, kind: str, fields: Mapping[str, Condition], source: str = "") -> SignedFile:
-    """Read a signed file and check its form, but not its signature.
-
-    Args:
-        raw: Bytes of the file.
-        kind: Kind that the file must have.
-        fields: Condition of each field of the content. Other fields are refused.
-        source: Name of the file in messages.
-
-    Raises:
-        ValueError: The file has another kind, another length than it states, or a field that breaks its condition.
-    """
+    """Read a signed file and check its form, but not its signature. Fields without a condition are refused."""
 
     def make_error(problem: str) -> ValueError:
         return checks.error(kind, source, problem, "Ask the sender for the file again.")
@@ -113,11 +101,7 @@ def read_file(raw: bytes, kind: str, fields: Mapping[str, Condition], source: st
 
 
 def encode_canonically(content: Mapping[str, Any]) -> bytes:
-    """Encode a mapping as canonical JSON.
-
-    Raises:
-        ValueError: The content has a floating-point number, or a value that JSON cannot represent.
-    """
+    """Encode a mapping as canonical JSON. Raises ValueError for a floating-point number."""
     encoded = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     decode_canonically(encoded)
     return encoded

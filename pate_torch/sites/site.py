@@ -35,7 +35,6 @@ from pate_torch.sites.keys import DEFAULT_NUM_SLOTS, SiteState
 from pate_torch.sites.pairs import confirm_charter, load_charter
 from pate_torch.sites.points import Encode, EncoderFiles, open_encoder
 from pate_torch.sites.rounds import Round
-from pate_torch.sites.shares import compute_events
 from pate_torch.sites.tables import SiteTable, TableKind, read_public_file
 from pate_torch.sites.votes import VoteCounts
 from pate_torch.teachers.store import TeacherStore
@@ -46,12 +45,7 @@ _PLANNED_EVENTS = (GaussianEvent(mu=0.1),)  # Gaussian noise of any size, for wh
 
 @dataclass(frozen=True)
 class Site:
-    """A site, whose private records are arguments of its methods.
-
-    Attributes:
-        state: Folder of the keys.
-        home: Folder of the site's ledger and of its teachers.
-    """
+    """A site with a folder of keys, and a home for its ledger and teachers; its records are arguments of methods."""
 
     state: SiteState
     home: Path
@@ -81,15 +75,12 @@ class Site:
     def confirm(self, charter_raw: bytes, heard: str, cap_epsilon: float) -> bytes:
         """Confirm a charter, open the account on its terms, and return the confirmation file.
 
-        Args:
-            charter_raw: Bytes of the charter.
-            heard: The 24 words that another site read aloud.
-            cap_epsilon: Largest total epsilon of the account.
+        ``heard`` are the 24 words that another site read aloud, and ``cap_epsilon`` caps the account's total.
         """
         account = self.account
         confirmation = confirm_charter(self.state, charter_raw, heard)
         with open_ledger(self.home) as ledger:
-            self._open_account(ledger, account, self._load_charter(), cap_epsilon, _PLANNED_EVENTS)
+            self._open_account(ledger, account, self._load_charter()[0], cap_epsilon, _PLANNED_EVENTS)
         return confirmation
 
     def answer(
@@ -115,16 +106,16 @@ class Site:
         current_round, finished_answer = rounds.open_round(self.state, round_raw, source)
         if finished_answer is not None:
             return finished_answer
-        charter = self._load_charter()
+        charter, place = self._load_charter()
         kind = check_public_file(charter, current_round, public_raw)
-        events = compute_round_events(charter, current_round, kind)
+        events = kind.compute_events(charter, current_round.share)
         with open_ledger(self.home) as ledger:  # before teachers are trained, which may take hours
             self._open_account(ledger, self.account, charter, None, events)
             Budget.from_account(ledger, self.account).check_events(events)
         encode = open_encoder(kind.encoder, encoder, self.account, self.home)
         data = data(label=kind.label, unit=get_unit_column(charter.terms.unit)) if callable(data) else data
-        table = self._count(charter, kind, data, encode)
-        table.check_change(kind.make_change(charter.terms.adjacency))
+        table = self._count(charter, place, kind, data, encode)
+        table.check_sensitivity(kind.compute_squared_length(charter.terms.adjacency))
         fingerprint = TeacherStore(self.home).compute_content_fingerprint(table.records)
         with open_ledger(self.home) as ledger, ExitStack() as stack:
             account = self._open_account(ledger, self.account, charter, None, events)
@@ -148,9 +139,10 @@ class Site:
             answers.append(hashlib.sha256(raw).hexdigest())
             return raw
 
-    def _load_charter(self) -> Charter:
+    def _load_charter(self) -> tuple[Charter, int]:
+        """Load the charter, and the place of this site in it."""
         with self.state.open() as secrets:
-            return load_charter(self.state, secrets)
+            return load_charter(self.state, secrets), secrets.place
 
     def _check_copies(self, account: Account, charter: Charter, slot: int, source: str) -> None:
         """Raise ValueError if the ledger or the folder of keys was restored from an old copy, which lacks an answer."""
@@ -167,21 +159,19 @@ class Site:
             fix = "Make new keys with `pate site init`, and ask for a new charter."
             raise checks.error("round", source, problem, fix)
 
-    def _count(self, charter: Charter, kind: TableKind, data: Any, encode: Encode | None) -> SiteTable:
+    def _count(self, charter: Charter, place: int, kind: TableKind, data: Any, encode: Encode | None) -> SiteTable:
         """PRIVATE. Count the records of this site."""
         terms = charter.terms
         records = kind.read_records(data, terms.unit, encode)
         if terms.adjacency == "replace_one":
-            with self.state.open() as secrets:
-                declared = terms.records[secrets.place]
+            declared = terms.records[place]
             if len(records) != declared:
                 problem = f"has {len(records)} records, and the charter states {declared}, which is public"
                 raise checks.error("data", "", problem, "Give the table whose number of records the charter states.")
         elif records.usable_N is not None:
             records = select(records, np.flatnonzero(records.usable_N.numpy()))
         if isinstance(kind, VoteCounts):
-            with self.state.open() as secrets:
-                kind = kind.at_site(terms.teachers[secrets.place], self.home)
+            kind = kind.at_site(terms.teachers[place], self.home)
         return kind.count(records, terms.adjacency)
 
     def _open_account(
@@ -226,16 +216,3 @@ def check_public_file(charter: Charter, current_round: Round, raw: bytes) -> Tab
     if current_round.bound < kind.compute_bound(charter.terms):
         raise checks.error("round", current_round.bound, "has too small a bound on the sums", "Ask the joiner anew.")
     return kind
-
-
-def compute_round_events(
-    charter: Charter, current_round: Round, kind: TableKind, colluding: int | None = None
-) -> tuple[PrivacyEvent, ...]:
-    """Compute the privacy events of a round, for units with records at M sites.
-
-    The noise is that of the shares of all sites but ``colluding``. If ``colluding`` is None, it is t of the charter.
-    """
-    terms = charter.terms
-    honest = len(charter.sites) - (terms.colluding if colluding is None else colluding)
-    change = kind.make_change(terms.adjacency)
-    return compute_events(change, current_round.share, honest, max_sites_per_unit=terms.max_sites_per_unit)

@@ -19,6 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -26,6 +27,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
 
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import do_nothing
 from pate_torch.methods.base import get_unit_column
@@ -38,11 +40,10 @@ from pate_torch.privacy.partition import select_one_per_unit
 from pate_torch.privacy.records import DataSpec, EncoderCard, PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.whitening import Whitening
-from pate_torch.sites import rounds
+from pate_torch.sites import rounds, shares
 from pate_torch.sites.charter import Charter, Terms
 from pate_torch.sites.points import Encode, check_spec, convert_columns, get_raw_spec
 from pate_torch.sites.rounds import MAX_INPUT, Round
-from pate_torch.sites.shares import TableChange
 from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
 
 COUNT_STEPS = 1 << 28
@@ -72,10 +73,10 @@ class SiteTable:
     records: PrivateRecords
     on_new_head: Callable[[str], object] = do_nothing
 
-    def check_change(self, change: TableChange) -> None:
+    def check_sensitivity(self, priced_squared_length: int) -> None:
         """Raise ValueError if one unit can change the table by more than the price covers."""
         squared_length = round(self.sensitivity.l2**2, 6) * self.unit**2 if self.sensitivity.l2 < math.inf else math.inf
-        if not squared_length <= change.length_squared or not self.sensitivity.linf * self.unit < math.inf:
+        if not squared_length <= priced_squared_length or not self.sensitivity.linf * self.unit < math.inf:
             problem = "is more than the price of the round covers"
             raise checks.error("sensitivity", self.sensitivity, problem)
 
@@ -103,9 +104,17 @@ class TableKind(ABC):
     def compute_squared_length(self, adjacency: str) -> int:
         """Compute the square of the L2 sensitivity of the table to one unit at one site, in whole numbers."""
 
-    def make_change(self, adjacency: str) -> TableChange:
-        """State how far one unit at one site can change the table."""
-        return TableChange(length_squared=self.compute_squared_length(adjacency), numbers=math.prod(self.shape))
+    def compute_events(
+        self, charter: Charter, share: Fraction, colluding: int | None = None
+    ) -> tuple[PrivacyEvent, ...]:
+        """Compute the privacy events of a round, for units with records at M sites, whose changes' lengths add up.
+
+        The noise is that of the shares of all sites but ``colluding``, or all but t of the charter if it is None.
+        """
+        terms = charter.terms
+        honest = len(charter.sites) - (terms.colluding if colluding is None else colluding)
+        squared_length = terms.max_sites_per_unit**2 * self.compute_squared_length(terms.adjacency)
+        return shares.compute_events(squared_length, math.prod(self.shape), share, honest)
 
     @abstractmethod
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:
@@ -122,12 +131,12 @@ class TableKind(ABC):
 
     @abstractmethod
     def to_content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return facts for JSON and arrays of float64."""
+        """Return facts for JSON, and arrays of float64, from which ``from_content`` makes the kind again."""
 
     @classmethod
     @abstractmethod
     def from_content(cls, label: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> TableKind:
-        """Make the kind of table from the output of ``to_content``."""
+        """Make the kind of table."""
 
     @property
     def num_rounds(self) -> int:
@@ -150,13 +159,7 @@ class TableKind(ABC):
         return terms.max_records * self.unit_length
 
     def read_records(self, table: Mapping[str, Any], unit: str, encode: Encode | None = None) -> PrivateRecords:
-        """PRIVATE. Convert the rows of a table, or images, to records, each by its own cells alone.
-
-        Args:
-            table: PRIVATE. {column: cells} (``points.read_columns``).
-            unit: Kind of the privacy unit.
-            encode: Function from points to features, which encodes each point by itself. None without an encoder.
-        """
+        """PRIVATE. Convert the rows of ``points.read_columns`` to records, each by its own cells alone."""
         columns, group = dict(table), get_unit_column(unit)
         for name in filter(None, (group, self.label)):
             checks.one_of("data", name, list(columns), "The round asks for this column.")
@@ -196,7 +199,8 @@ def read_public_file(charter: Charter, raw: bytes) -> TableKind:
     try:
         facts = json.loads(content["facts"], parse_constant=_refuse_constant, parse_float=_parse_finite)
         table = KINDS[content["kind"]].from_content(content["label"], facts, arrays)
-        table.make_change("add_remove")
+        for number in (math.prod(table.shape), table.compute_squared_length("add_remove")):
+            checks.integer("table", number, low=1)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise file.make_error(f"does not describe a table of the kind {content['kind']} ({reason})") from None
@@ -347,8 +351,8 @@ class Descent(ClassSums):
         body = current_round.body
         if not len(body):
             return self
-        if body.dtype != np.float64 or len(body) != math.prod(self.shape):
-            raise checks.error("round", self.name, f"must hold float64 weights of the shape {self.shape}")
+        if len(body) != math.prod(self.shape):
+            raise checks.error("round", self.name, f"must hold weights of the shape {self.shape}")
         step_length = float(current_round.options.get("step_length", 0))
         return replace(self, weight_DC=torch.from_numpy(body.copy()).reshape(self.shape), step_length=step_length)
 

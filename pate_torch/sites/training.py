@@ -29,7 +29,7 @@ from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Medoids
 from pate_torch.sites import points
 from pate_torch.sites.charter import Charter
-from pate_torch.sites.joiner import NoisySum
+from pate_torch.sites.joiner import Joiner, NoisySum
 from pate_torch.sites.points import EncoderFiles, make_spec
 from pate_torch.sites.tables import NUM_VECTORS, CellCounts, ClassSums, Descent, MarginalCounts, PointTable
 from pate_torch.sites.votes import VoteCounts, make_recipe
@@ -61,12 +61,7 @@ def plan_directions(charter: Charter, epsilon: float, num_public: int, num_recor
 
 
 def make_class_sums(
-    public: Mapping[str, Any],
-    label: str,
-    classes: Sequence[str],
-    *,
-    effective_dim: float | None = None,
-    **options: Any,
+    public: Mapping[str, Any], label: str, classes: Sequence[str], *, effective_dim: float | None = None, **options: Any
 ) -> ClassSums:
     """Make the class sums of records, whitened as the PUBLIC rows are.
 
@@ -77,8 +72,7 @@ def make_class_sums(
         effective_dim: Effective number of directions (``plan_directions``). None to keep all directions.
         **options: Further arguments of ``points.make_spec``.
     """
-    spec, _, feature_PD = _encode_public(public, label, classes, options)
-    return ClassSums(label=label, spec=spec, whitening=Whitening.from_features(feature_PD, _RIDGE, effective_dim))
+    return _make_class_sums(public, label, classes, effective_dim, options)[0]
 
 
 def make_descent(
@@ -92,17 +86,22 @@ def make_descent(
     **options: Any,
 ) -> Descent:
     """Make a descent of ``steps`` rounds. For the other arguments see ``make_class_sums``."""
+    sums, feature_PD = _make_class_sums(public, label, classes, effective_dim, options)
+    constant = _compute_constant(sums.whitening, feature_PD)
+    return Descent(**vars(sums), steps=steps, clip_norm=clip_norm, num_public=len(feature_PD), constant=constant)
+
+
+def _make_class_sums(
+    public: Mapping[str, Any],
+    label: str,
+    classes: Sequence[str],
+    effective_dim: float | None,
+    options: Mapping[str, Any],
+) -> tuple[ClassSums, Tensor]:
+    """Make class sums, and the features of the public points."""
     spec, _, feature_PD = _encode_public(public, label, classes, options)
     whitening = Whitening.from_features(feature_PD, _RIDGE, effective_dim)
-    return Descent(
-        label=label,
-        spec=spec,
-        whitening=whitening,
-        steps=steps,
-        clip_norm=clip_norm,
-        num_public=len(feature_PD),
-        constant=_compute_constant(whitening, feature_PD),
-    )
+    return ClassSums(label=label, spec=spec, whitening=whitening), feature_PD
 
 
 def make_cell_counts(
@@ -158,7 +157,7 @@ def make_marginal_counts(domain: TableDomain, order: int) -> MarginalCounts:
 
 
 def train_student(noisy: NoisySum, public: Mapping[str, Any], encoder: EncoderFiles = None) -> Student:
-    """Train a student from a noisy sum and PUBLIC rows. For the arguments see ``answer_public_points``."""
+    """Train a student from a noisy sum and PUBLIC rows (``answer_public_points``)."""
     pool, release = answer_public_points(noisy, public, encoder)
     assert isinstance(noisy.kind, ClassSums | CellCounts | VoteCounts)
     return train_on_answers(noisy.kind, pool, release)[0]
@@ -192,38 +191,28 @@ def answer_public_points(
     x_PD, _ = points.convert_columns(points.get_raw_spec(kind.spec), public, is_private=False)
     x_PD = x_PD if encode_points is None else encode_points(x_PD)
     feature_PD, pool = encode(nn.Flatten(), x_PD, kind.spec), PublicPool(x_PD)
+    fields: dict[str, Any]
     if isinstance(kind, CellCounts | VoteCounts):
-        counts, cell_RP = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma), None
+        counts = NoisyCounts(torch.from_numpy(noisy.numbers).round().long(), noisy.sigma)
+        label_Q, fields = counts.counts_QC.argmax(1), {"noisy_counts": counts}
         # Each question was a public point, which is found again as the nearest one.
         if isinstance(kind, CellCounts):
-            query_Q, cell_RP = assign_cells(kind.query_QD, feature_PD), assign_cells(feature_PD, kind.query_QD)[None]
+            query_Q = assign_cells(kind.query_QD, feature_PD)
+            fields["cell_RP"] = assign_cells(feature_PD, kind.query_QD)[None]
         else:
             query_QD, exact = kind.query_x.flatten(1).double(), "donot_use_mm_for_euclid_dist"
             query_Q = torch.cdist(query_QD, x_PD.flatten(1).double(), compute_mode=exact).argmin(1)
-        release = Release(
-            noisy.id,
-            query_Q,
-            counts.counts_QC.argmax(1),
-            (),
-            (),
-            noisy_counts=counts,
-            queries_per_round=(len(counts.counts_QC),),
-            cell_RP=cell_RP,
-        )
-        return pool, release
-    model = fit_descent(noisy) if isinstance(kind, Descent) else fit_class_sums(noisy, kind, feature_PD)
-    score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
-    release = Release(
-        noisy.id,
-        torch.arange(len(x_PD)),
-        score_PC.argmax(1),
-        (),
-        (),
-        queries_per_round=(len(x_PD),),
-        score_RPC=score_PC[None],
-        model=model,
-    )
-    return pool, release
+    else:
+        model = fit_model(noisy, feature_PD)
+        score_PC = kind.whitening.whiten_and_clip(feature_PD).float() @ model.weight_DC
+        query_Q, label_Q = torch.arange(len(x_PD)), score_PC.argmax(1)
+        fields = {"score_RPC": score_PC[None], "model": model}
+    return pool, Release(noisy.id, query_Q, label_Q, (), (), queries_per_round=(len(query_Q),), **fields)
+
+
+# ---- descent ---------------------------------------------------------------------------------------------------------
+# The noise of all steps is fixed before the first round. The steps are post-processing of the noisy sums: the sum of
+# the first round decides the length of all steps, and the sum of each round decides the weights of the next round.
 
 
 def take_step(noisy: NoisySum) -> Descent:
@@ -238,17 +227,47 @@ def take_step(noisy: NoisySum) -> Descent:
     return replace(kind, weight_DC=weight_DC, step_length=step_length)
 
 
-def fit_descent(noisy: NoisySum) -> LinearModel:
+def ask_step(joiner: Joiner, kind: Descent, epsilon: float, *, again: bool = False) -> tuple[int, bytes, bytes]:
+    """Ask for the first step, or for the next step of the newest descent if it has the same settings.
+
+    Args:
+        joiner: The joiner.
+        kind: Settings of the descent. A descent that has begun keeps its own public file.
+        epsilon: Largest price of all steps together.
+        again: Whether to ask for the newest step in a new slot because its sum is missing. Every site charges it again.
+
+    Returns:
+        Slot, round file and public file.
+    """
+    rounds = joiner.load_rounds()
+    slots = [slot for slot, each in enumerate(rounds) if isinstance(each.kind, Descent)]
+    current = rounds[slots[-1]].kind if slots else None
+    if not isinstance(current, Descent) or current.settings != kind.settings:
+        return joiner.ask(kind, epsilon)
+    slot = slots[-1]
+    if not rounds[slot].has_sum and not again:
+        fix = "Run `pate join sum`, or add --again: a new slot, which every site charges in full."
+        raise checks.error("round", slot, "has no sum, which the next step needs", fix)
+    slots = joiner.list_slots(slot)
+    finished = [other for other in slots if rounds[other].has_sum]
+    if len(finished) >= kind.steps:
+        problem = f"were all taken ({kind.steps})"
+        raise checks.error("steps", kind.steps, problem, "Run `pate join train`; for another descent change a setting.")
+    if finished:
+        current = take_step(joiner.load_sum(finished[-1]))
+    return joiner.ask(current, epsilon, slots[0])
+
+
+def fit_model(noisy: NoisySum, feature_PD: Tensor) -> LinearModel:
     """Make the linear model after the step of gradient descent that a noisy sum decides."""
-    kind = take_step(noisy)
-    assert kind.weight_DC is not None
-    return LinearModel(kind.weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
-
-
-def fit_class_sums(noisy: NoisySum, kind: ClassSums, feature_PD: Tensor) -> LinearModel:
-    """Make the linear model after the first step of gradient descent, which noisy class sums decide."""
-    sums_DC, constant = torch.from_numpy(noisy.numbers), _compute_constant(kind.whitening, feature_PD)
-    weight_DC, _ = _take_first_step(sums_DC, noisy.sigma, kind.whitening.radius, constant, len(feature_PD))
+    kind = noisy.kind
+    assert isinstance(kind, ClassSums)
+    if isinstance(kind, Descent):
+        weight_DC = take_step(noisy).weight_DC
+        assert weight_DC is not None
+    else:
+        sums_DC, constant = torch.from_numpy(noisy.numbers), _compute_constant(kind.whitening, feature_PD)
+        weight_DC, _ = _take_first_step(sums_DC, noisy.sigma, kind.whitening.radius, constant, len(feature_PD))
     return LinearModel(weight_DC.float(), torch.zeros(kind.spec.num_classes), kind.whitening)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
@@ -38,6 +39,12 @@ from pate_torch.teachers.groups import VoteRequest
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
+MAX_OPTIONS, MAX_OPTION = 16, 4096
+"""Largest number of sizes in the options of a teacher's network, and the largest size."""
+MAX_PARAMETERS = 1 << 24
+"""Largest number of parameters of a teacher."""
+MAX_TRAINING_RECORDS = 1 << 24
+"""Largest number of records that a teacher reads in all its steps, repeated ones counted each time."""
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.uint8)}
 _MAXIMA = ("confident", "exponential", "interactive", "laplace", "single_stable", "soft_sparse_vector", "sparse_vector")
 
@@ -52,6 +59,24 @@ def check_mechanism(name: str) -> None:
 def make_recipe(settings: Mapping[str, Any]) -> TeacherRecipe:
     """Make the recipe of the teachers from PUBLIC settings, with the network "logistic" if they name no network."""
     return TeacherRecipe(**{"network": "logistic", **checks.mapping("teacher", settings, fields(TeacherRecipe))})
+
+
+def check_size(teacher: TeacherRecipe, spec: DataSpec) -> None:
+    """Raise ValueError if the joiner asks sites to train larger networks, or for longer, than any site does."""
+    sizes: list[Any] = []
+    for value in teacher.options.values():
+        sizes += value if isinstance(value, list | tuple) else [value]
+    if len(sizes) > MAX_OPTIONS or any(isinstance(size, int) and size > MAX_OPTION for size in sizes):
+        problem = f"must be at most {MAX_OPTIONS} numbers of at most {MAX_OPTION:,}"
+        raise checks.error("teacher.options", f"{len(sizes)} sizes", problem, "No site answers such a round.")
+    with torch.device("meta"):  # which counts parameters without allocating them
+        network = networks.build(teacher.network, spec.input_shape, spec.num_classes, **teacher.options)
+    for name, size, limit in (
+        ("teacher.network", networks.count_parameters(network), MAX_PARAMETERS),
+        ("teacher.steps x teacher.batch_size", teacher.steps * teacher.batch_size, MAX_TRAINING_RECORDS),
+    ):
+        if size > limit:
+            raise checks.error(name, size, f"must be at most {limit:,}", "No site answers such a round.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,6 +103,7 @@ class VoteCounts(PointTable):
         numbers = [value for value in vars(self.teacher).values() if isinstance(value, int | float)]
         if not all(abs(number) <= MAX_INPUT for number in numbers):
             raise checks.error("teacher", "", "has numbers that exceed 2^40", "No site answers such a round.")
+        check_size(self.teacher, self.spec)
         self.teacher.check(self.spec)
 
     @property
@@ -110,7 +136,7 @@ class VoteCounts(PointTable):
         return sum(terms.teachers) * COUNT_STEPS
 
     def at_site(self, num_teachers: int, home: Path) -> VoteCounts:
-        """Return these votes with the number of teachers and the store of a site, which counts them."""
+        """Return these votes with the number of teachers and the store of a site."""
         return replace(self, num_teachers=num_teachers, home=home)
 
     def count(self, records: PrivateRecords, adjacency: str) -> SiteTable:

@@ -1,33 +1,21 @@
-"""Sites with keys in folders of their own, a joiner, and a confirmed charter."""
+"""Sites with keys in folders of their own and no ledger, a joiner, and a confirmed charter."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pate_torch.sites.charter import Charter, Terms, make_charter, read_charter
+from pate_torch.sites import signed
+from pate_torch.sites.charter import Charter, make_charter, read_charter
 from pate_torch.sites.keys import SiteState
 from pate_torch.sites.pairs import accept_bundle, bundle_confirmations, confirm_charter
 from pate_torch.sites.rounds import make_round
+from tests.sites.site_tables import make_terms
 
 NAMES = ("Anna Hospital", "Universität B", "Clinic C", "Clinic D", "Clinic E")
-
-
-def make_terms(num_sites: int, **changes) -> Terms:
-    terms = {
-        "colluding": min(1, num_sites - 2),
-        "adjacency": "add_remove",
-        "unit": "record",
-        "delta": "1/100000",
-        "classes": 10,
-        "max_records": 1_000_000,
-        "max_sites_per_unit": 1,
-        "teachers": (100,) * num_sites,
-        "records": (0,) * num_sites,
-        "files": {"pool": "ab" * 32},
-    }
-    return Terms(**terms | changes)
 
 
 @dataclass
@@ -63,3 +51,26 @@ def make_world(folder: Path, num_sites: int = 3, num_slots: int = 3, **changes) 
     for site in world.sites:
         accept_bundle(site, world.bundle)
     return world
+
+
+def refuse(call, *arguments, match, **options):
+    """Expect a ValueError of one line."""
+    with pytest.raises(ValueError, match=match) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+def get_content(raw: bytes) -> dict:
+    content = signed.decode_canonically(raw.partition(b"\n")[0])
+    return {name: value for name, value in content.items() if name not in ("format", "body_bytes")}
+
+
+def forge(raw: bytes, key, body: bytes | None = None, **changes) -> bytes:
+    """Sign a file with another key, or again after changes of its content."""
+    kind = signed.decode_canonically(raw.partition(b"\n")[0])["format"].split(" ", 1)[1]
+    body = raw.partition(b"\n")[2][:-129] if body is None else body
+    return signed.make_file(kind, get_content(raw) | changes, key, body)
+
+
+def draw_nothing(share: Fraction, count: int) -> np.ndarray:
+    return np.zeros(count, np.int64)

@@ -4,6 +4,7 @@ Each check is a function. One test runs it on the package, and others run it wit
 and expect that the check fails.
 """
 
+import functools
 import itertools
 import random
 import time
@@ -16,8 +17,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pate_torch.privacy import noise
-from pate_torch.privacy.ledger import open_ledger
-from pate_torch.sites import masks, rounds, signed
+from pate_torch.sites import masks, rounds
 from pate_torch.sites.charter import make_charter
 from pate_torch.sites.joiner import load_joiner_key
 from pate_torch.sites.keys import SiteState
@@ -25,8 +25,8 @@ from pate_torch.sites.pairs import accept_bundle, confirm_charter, take_slot
 from pate_torch.sites.rounds import accept_sum, answer, read_round
 from pate_torch.sites.tables import CellCounts
 from pate_torch.sites.training import make_cell_counts
-from tests.sites.site_tables import CLASSES, PUBLIC, make_consortium, make_kind
-from tests.sites.site_worlds import make_charter_world, make_terms, make_world
+from tests.sites.site_tables import CLASSES, PUBLIC, get_charges, make_consortium, make_kind, make_terms
+from tests.sites.site_worlds import draw_nothing, forge, make_charter_world, make_world, refuse
 
 COUNT = 20_000
 SIGMA = Fraction(1 << 33)
@@ -51,11 +51,10 @@ def derive_known_masks(world, raw):
                 charter=world.charter.digest,
                 round_digest=current_round.digest,
                 places=(min(place, peer), max(place, peer)),
-                bits=64,
                 count=COUNT,
                 ciphertext=bytes.fromhex(secrets.ciphertexts[str(peer)]),
             )
-            known[place, peer] = masks.expand_mask(key, 64, COUNT)
+            known[place, peer] = masks.expand_mask(key, COUNT)
     return known
 
 
@@ -114,43 +113,25 @@ def check_honest_sites_hide(world):
 def check_rounds_hide(world):
     """Check that two answers of one site to the same question do not open their difference."""
     table_N = np.arange(COUNT)
-    first, second = (read_numbers(answer(world.sites[0], ask(world, slot), table_N, draw=draw_zero)) for slot in (1, 2))
+    first, second = (
+        read_numbers(answer(world.sites[0], ask(world, slot), table_N, draw=draw_nothing)) for slot in (1, 2)
+    )
     check_is_uniform(first - second)
-
-
-def draw_zero(share, count):
-    return np.zeros(count, np.int64)
 
 
 def check_two_round_files_open_nothing(world):
     """Check that the sum is random if one honest site saw another round file."""
     first, second = ask(world), ask(world)
     table_N = np.arange(COUNT)
-    answers = [read_numbers(answer(site, first, table_N, draw=draw_zero)) for site in world.sites[:3]]
-    answers.append(read_numbers(answer(world.sites[3], second, table_N, draw=draw_zero)))
+    answers = [read_numbers(answer(site, first, table_N, draw=draw_nothing)) for site in world.sites[:3]]
+    answers.append(read_numbers(answer(world.sites[3], second, table_N, draw=draw_nothing)))
     check_is_uniform(sum(answers))
 
 
-def plant_constant_key(monkeypatch):
-    """Plant the fault that the key of a mask depends on the pair alone."""
+def plant_key(monkeypatch, **fixed):
+    """Plant the fault that the key of a mask does not depend on some values."""
     derive = masks.derive_mask_key
-    fixed = {"charter": bytes(32), "round_digest": bytes(32), "ciphertext": bytes(32)}
-    monkeypatch.setattr(masks, "derive_mask_key", lambda secret, **facts: derive(bytes(64), **facts | fixed))
-
-
-def plant_one_key_for_all_pairs(monkeypatch):
-    """Plant the fault that all pairs of a round use one mask."""
-    derive = masks.derive_mask_key
-    fixed = {"places": (0, 1), "ciphertext": bytes(32)}
-    monkeypatch.setattr(masks, "derive_mask_key", lambda secret, **facts: derive(bytes(64), **facts | fixed))
-
-
-def plant_key_without_round(monkeypatch):
-    """Plant the fault that the key of a mask does not depend on the round file."""
-    derive = masks.derive_mask_key
-    monkeypatch.setattr(
-        masks, "derive_mask_key", lambda secret, **facts: derive(secret, **facts | {"round_digest": bytes(32)})
-    )
+    monkeypatch.setattr(masks, "derive_mask_key", lambda secret, **facts: derive(**{"secret": secret} | facts | fixed))
 
 
 def test_the_joiner_and_a_site_see_uniform_numbers_until_the_last_honest_answer(tmp_path):
@@ -159,26 +140,28 @@ def test_the_joiner_and_a_site_see_uniform_numbers_until_the_last_honest_answer(
     check_rounds_hide(world)
 
 
-def test_a_mask_that_all_pairs_share_is_caught(tmp_path, monkeypatch):
-    plant_one_key_for_all_pairs(monkeypatch)
-    with pytest.raises(AssertionError, match=r"is not uniform|are correlated"):
-        check_honest_sites_hide(make_world(tmp_path, NUM_SITES))
-
-
-def test_a_mask_that_two_rounds_share_is_caught(tmp_path, monkeypatch):
-    plant_constant_key(monkeypatch)
-    with pytest.raises(AssertionError, match="is not uniform"):
-        check_rounds_hide(make_world(tmp_path, NUM_SITES))
-
-
 def test_a_round_file_that_differs_between_two_sites_opens_nothing(tmp_path):
     check_two_round_files_open_nothing(make_world(tmp_path, NUM_SITES))
 
 
-def test_a_mask_that_does_not_depend_on_the_round_file_is_caught(tmp_path, monkeypatch):
-    plant_key_without_round(monkeypatch)
-    with pytest.raises(AssertionError, match="is not uniform"):
-        check_two_round_files_open_nothing(make_world(tmp_path, NUM_SITES))
+NOTHING = bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "check"),
+    [  # all pairs of a round use one mask; the key depends on the pair alone; it does not depend on the round file
+        ({"secret": bytes(64), "places": (0, 1), "ciphertext": NOTHING}, check_honest_sites_hide),
+        (
+            {"secret": bytes(64), "charter": NOTHING, "round_digest": NOTHING, "ciphertext": NOTHING},
+            check_rounds_hide,
+        ),
+        ({"round_digest": NOTHING}, check_two_round_files_open_nothing),
+    ],
+)
+def test_a_mask_that_is_used_twice_is_caught(tmp_path, monkeypatch, fixed, check):
+    plant_key(monkeypatch, **fixed)
+    with pytest.raises(AssertionError, match=r"is not uniform|are correlated"):
+        check(make_world(tmp_path, NUM_SITES))
 
 
 # ---- noise -----------------------------------------------------------------------------------------------------------
@@ -186,19 +169,20 @@ def test_a_mask_that_does_not_depend_on_the_round_file_is_caught(tmp_path, monke
 
 def ask_and_sum(consortium, kind, epsilon=0.5):
     """Run a round, and return the noise of its sum in units of the stated standard deviation."""
-    slot, raw, public = consortium.joiner.ask(kind, epsilon)
-    _, total = consortium.joiner.sum(consortium.answer_all(raw, public))
-    for site in consortium.sites:
-        accept_sum(site.state, total)
-    noisy = consortium.joiner.load_sum(slot)
-    terms = consortium.joiner.charter.terms
+    consortium.run_round(*consortium.joiner.ask(kind, epsilon)[1:])
+    noisy, terms = consortium.joiner.load_sum(), consortium.joiner.charter.terms
     tables = [kind.count(kind.read_records(rows, terms.unit), terms.adjacency).numbers for rows in consortium.data]
     return (noisy.numbers - sum(tables) / kind.unit_length).ravel() / noisy.sigma
 
 
+@functools.cache
+def make_histogram():
+    return make_cell_counts(PUBLIC, "y", CLASSES, 100)
+
+
 def check_noise(folder):
     """Check the size of the noise of two rounds, and that they are independent."""
-    consortium, kind = make_consortium(folder), make_cell_counts(PUBLIC, "y", CLASSES, 200)
+    consortium, kind = make_consortium(folder, num_rows=20), make_histogram()
     first, second = ask_and_sum(consortium, kind), ask_and_sum(consortium, kind)
     for error_N in (first, second):
         assert abs((error_N**2).mean() - 1) < 6 * (2 / len(error_N)) ** 0.5, "the noise has another size than it states"
@@ -283,21 +267,7 @@ def test_a_float_in_the_table_or_in_the_noise_is_caught(tmp_path, monkeypatch):
     assert not list(site.state.folder.glob("answer*"))
 
 
-def get_charges(site):
-    with open_ledger(site.home, readonly=True) as ledger:
-        return list(ledger.get_charges("scans").values())
-
-
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def forge(raw, key, body=None, **changes):
-    """Sign a file with another key, or after changes."""
-    header, _, rest = raw.partition(b"\n")
-    content = signed.decode_canonically(header) | changes
-    kind = content.pop("format").split(" ", 1)[1]
-    del content["body_bytes"]
-    return signed.make_file(kind, content, key, rest[:-129] if body is None else body)
 
 
 def list_bad_forms(raw):
@@ -323,15 +293,13 @@ def read_state(folder, *patterns):
 
 def test_no_bad_file_changes_a_site(tmp_path):
     """Every bad file gives one line and spends nothing, and the good files still work after all of them."""
-    consortium, other = make_consortium(tmp_path / "a"), make_consortium(tmp_path / "b")
+    consortium, other = make_consortium(tmp_path / "a"), make_consortium(tmp_path / "b", number=1)
     site, rows, kind = consortium.sites[1], consortium.data[1], make_kind("histogram")
     joiner_key = load_joiner_key(consortium.joiner.folder / "joiner.key")
     _, first, first_public = consortium.joiner.ask(kind, 0.1)
-    _, total = consortium.joiner.sum(consortium.answer_all(first, first_public))
+    total = consortium.run_round(first, first_public)
     _, foreign, foreign_public = other.joiner.ask(kind, 0.1)
-    _, foreign_total = other.joiner.sum(other.answer_all(foreign, foreign_public))
-    for each in consortium.sites:
-        accept_sum(each.state, total)
+    foreign_total = other.run_round(foreign, foreign_public)
     _, raw, public = consortium.joiner.ask(kind, 0.1)
     charter, bundle = consortium.joiner.charter.raw, make_bundle(consortium)
     words = consortium.joiner.charter.format_fingerprint()
@@ -394,6 +362,8 @@ def test_no_bad_answer_changes_the_joiner(tmp_path):
         "a round": raw,
     }
     before = read_state(joiner.folder, "*")
+    refuse(joiner.sum, {name: answers[name] for name in ("site-0", "site-2")}, match="'Site 1': have not answered")
+    refuse(joiner.sum, answers | {"copy": good}, match="is the second answer of Site 1")
     for form, file in bad.items():
         for files in (answers | {"site-1": file}, answers | {"copy": file}):
             with pytest.raises(ValueError) as caught:
@@ -409,6 +379,7 @@ def test_a_shortened_reordered_or_altered_charter_is_not_confirmed(tmp_path):
     world = make_charter_world(tmp_path, NUM_SITES)
     site, heard, files = world.sites[1], world.charter.format_fingerprint(), [s.key_file for s in world.sites]
     fresh_keys = SiteState.create(tmp_path / "fresh", "Clinic C", 3).key_file
+    invented = SiteState.create(tmp_path / "invented", "Invented", 3).key_file
     before = read_state(site.folder, "*")
     for key_files, terms, match in (
         (files[:3], make_terms(3), "the sites hold different charters"),
@@ -416,6 +387,7 @@ def test_a_shortened_reordered_or_altered_charter_is_not_confirmed(tmp_path):
         (files, make_terms(4, colluding=2), "the sites hold different charters"),
         (files, make_terms(4, delta="1/100"), "the sites hold different charters"),
         ([*files[:2], fresh_keys, files[3]], make_terms(4), "the sites hold different charters"),
+        ([*files, invented], make_terms(5), "the sites hold different charters"),
         ([files[0], fresh_keys, *files[2:]], make_terms(4), "two sites of the same name"),
         ([files[0], files[2], files[3]], make_terms(3), "does not have the keys of this site"),
     ):

@@ -8,7 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pate_torch.sites import signed
 from pate_torch.sites.charter import decode_words, encode_words, load_words, make_charter, read_charter
 from pate_torch.sites.keys import SiteState
-from tests.sites.site_worlds import make_charter_world, make_terms
+from tests.sites.site_tables import make_terms
+from tests.sites.site_worlds import forge, get_content, make_charter_world, refuse
 
 JOINER = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
@@ -30,19 +31,13 @@ def make_key_file(name="X", **changes):
     return signed.make_file("key file", own | changes, key)
 
 
-def get_content(raw):
-    content = signed.decode_canonically(raw.partition(b"\n")[0])
-    return {name: value for name, value in content.items() if name not in ("format", "body_bytes", "signing_key")}
-
-
 def test_a_charter_is_read_as_it_was_written(key_files):
     raw = make_charter(key_files, make_terms(3), JOINER)
     charter = read_charter(raw)
     assert [site.raw for site in charter.sites] == key_files and charter.terms == make_terms(3)
     assert charter.digest == hashlib.sha256(raw).digest() and charter.num_slots == 3
     assert make_charter(key_files, make_terms(3), JOINER) == raw
-    ten = [SiteState.key_file.fget] and len(raw) * 10 / 3
-    assert ten < 60_000
+    assert len(raw) * 10 / 3 < 60_000  # ten sites
 
 
 def test_any_change_of_order_keys_or_terms_changes_the_words(key_files):
@@ -52,7 +47,7 @@ def test_any_change_of_order_keys_or_terms_changes_the_words(key_files):
         make_charter(key_files[:2], make_terms(2), JOINER),
         make_charter(key_files, make_terms(3, colluding=0), JOINER),
         make_charter(key_files, make_terms(3, delta="1/1000000"), JOINER),
-        make_charter(key_files, make_terms(3, files={}), JOINER),
+        make_charter(key_files, make_terms(3, max_records=9), JOINER),
         make_charter(key_files, make_terms(3), Ed25519PrivateKey.generate()),
     ]
     fingerprints = [read_charter(raw).format_fingerprint() for raw in variants]
@@ -78,29 +73,25 @@ def test_any_change_of_order_keys_or_terms_changes_the_words(key_files):
         ({"max_sites_per_unit": 0}, "'max_sites_per_unit'"),
         ({"teachers": (1, 2)}, "must give a number of teachers and a number of records for each site"),
         ({"adjacency": "replace_one"}, "must state the records of each site under replace_one"),
-        ({"files": {"pool": "ab"}}, "'files'"),
-        ({"files": {"pool\x1b[2J": "ab" * 32}}, "'files'"),
+        ({"unit": "group:\x1b[2J"}, "'unit'"),
         ({"sampler": "older"}, "'sampler'"),
         ({"accounting": "older"}, "'accounting'"),
     ],
 )
 def test_bad_terms_are_refused(key_files, terms, match):
-    with pytest.raises(ValueError, match=match) as caught:
-        make_charter(key_files, make_terms(3, **terms), JOINER)
-    assert "\n" not in str(caught.value)
+    refuse(make_charter, key_files, make_terms(3, **terms), JOINER, match=match)
 
 
 def test_bad_keys_are_refused(world, key_files):
-    honest = get_content(key_files[0])
-    good, slots = dict(honest), honest["slot_keys"]
-    del good["site"]
+    honest, fresh_file = key_files[0], SiteState.create(world.sites[0].folder.parent / "fresh", "F", 3).key_file
+    honest, fresh = (
+        {name: get_content(raw)[name] for name in ("slot_keys", "kem_key")} for raw in (honest, fresh_file)
+    )
     zero = ["00" * 32, "01" + "00" * 31]  # points of small order
     prime = (2**255 - 19 + 9).to_bytes(32, "little").hex()  # another form of 9
-    fresh = get_content(SiteState.create(world.sites[0].folder.parent / "fresh", "F", 3).key_file)
-    fresh.pop("site")
     for changes, match in (
-        (good, "has the same key twice"),
-        (fresh | {"slot_keys": slots}, "has the same key twice"),
+        (honest, "has the same key twice"),
+        (fresh | {"slot_keys": honest["slot_keys"]}, "has the same key twice"),
         (fresh | {"kem_key": honest["kem_key"]}, "has the same key twice"),
         (fresh | {"slot_keys": [*fresh["slot_keys"][:2], zero[0]]}, "has a key of X that gives no secret"),
         (fresh | {"slot_keys": [*fresh["slot_keys"][:2], zero[1]]}, "has a key of X that gives no secret"),
@@ -112,43 +103,21 @@ def test_bad_keys_are_refused(world, key_files):
     ):
         name = changes.get("site", "X")
         raw = make_key_file(name, **{k: v for k, v in changes.items() if k != "site"})
-        with pytest.raises(ValueError, match=match) as caught:
-            make_charter([*key_files[:2], raw], make_terms(3), JOINER)
-        assert "\n" not in str(caught.value)
+        refuse(make_charter, [*key_files[:2], raw], make_terms(3), JOINER, match=match)
     make_charter([*key_files[:2], make_key_file("X", **fresh)], make_terms(3), JOINER)
-    with pytest.raises(ValueError, match="has 1 sites, and must have 2"):
-        make_charter(key_files[:1], make_terms(2, colluding=0), JOINER)
-
-
-def test_an_altered_or_cut_charter_is_refused(key_files):
-    raw = make_charter(key_files, make_terms(3), JOINER)
-    for altered, match in (
-        (raw.replace(b'"colluding":1', b'"colluding":0'), "charter='c': is not signed by the joiner, or was altered"),
-        (raw[:-1], "has another length than it states"),
-        (raw[:1000], "cannot be read"),
-        (raw + b"\n", "has another length than it states"),
-        (raw.replace(b"Anna", b"Anne"), "is not signed by the joiner"),
-    ):
-        assert altered != raw
-        with pytest.raises(ValueError, match=match):
-            read_charter(altered, "c")
+    refuse(make_charter, key_files[:1], make_terms(2), JOINER, match="has 1 sites, and must have 2")
 
 
 def test_a_key_file_that_the_joiner_altered_is_refused(key_files):
     """The joiner can sign the charter anew, but not the key file of a site."""
-    content = signed.decode_canonically(make_charter(key_files, make_terms(3), JOINER).partition(b"\n")[0])
-    content = {name: value for name, value in content.items() if name not in ("format", "body_bytes")}
-    content["key_files"][0] = content["key_files"][0].replace("Anna", "Anne")
-    with pytest.raises(ValueError, match="key file='number 0': is not signed by Anne Hospital, or was altered"):
-        read_charter(signed.make_file("charter", content, JOINER))
-
-
-def test_a_key_file_with_other_characters_than_ascii_gives_one_clear_line(key_files):
-    content = get_content(make_charter(key_files, make_terms(3), JOINER))
-    for text in ("\ud800", "Ü"):
-        altered = content | {"key_files": [*content["key_files"][:2], text]}
-        with pytest.raises(ValueError, match="its field 'key_files' has a value that is not allowed"):
-            read_charter(signed.make_file("charter", altered, JOINER))
+    raw, texts = make_charter(key_files, make_terms(3), JOINER), [key_file.decode() for key_file in key_files]
+    for text, match in (
+        (texts[2].replace("Clinic", "Clinik"), "key file='number 2': is not signed by Clinik C, or was altered"),
+        (forge(key_files[2], JOINER).decode(), "key file='number 2': is not signed by Clinic C, or was altered"),
+        ("\ud800", "its field 'key_files' has a value that is not allowed"),
+        ("Ü", "its field 'key_files' has a value that is not allowed"),
+    ):
+        refuse(read_charter, forge(raw, JOINER, key_files=[*texts[:2], text]), match=match)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -184,7 +153,7 @@ def test_each_of_256_bits_changes_the_words():
     number = int.from_bytes(digest, "big")
     variants = [(number ^ 1 << bit).to_bytes(32, "big") for bit in range(256)]
     assert len({tuple(encode_words(d)) for d in (digest, *variants)}) == 257
-    assert all(decode_words(" ".join(encode_words(d))) == d for d in variants)
+    assert all(decode_words(" ".join(encode_words(d))) == d for d in variants[::16])
 
 
 def test_misheard_words_are_refused():
@@ -194,12 +163,11 @@ def test_misheard_words_are_refused():
         ([*words, "zoo"], "words='25 words': must be 24"),
         ([*words[:6], "hospitall", *words[7:]], "words='hospitall': word 7 is not in the list"),
     ):
-        with pytest.raises(ValueError, match=match):
-            decode_words(" ".join(heard))
+        refuse(decode_words, " ".join(heard), match=match)
     misheard = 0
-    for word in load_words():
+    for word in load_words()[::8]:
         try:
             misheard += decode_words(" ".join([word, *words[1:]])) != hashlib.sha256(b"charter").digest()
         except ValueError as error:
             assert "one was misheard" in str(error)
-    assert misheard < 30  # 1 of 256; such words are those of another charter
+    assert misheard < 8  # 1 of 256; such words are those of another charter

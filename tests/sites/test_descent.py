@@ -11,40 +11,39 @@ import torch
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.privacy.ledger import open_ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.sites import rounds, training
-from pate_torch.sites.descent import ask_step
 from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.mailbox import load_outgoing
 from pate_torch.sites.points import make_spec
-from pate_torch.sites.rounds import accept_sum, read_round
+from pate_torch.sites.rounds import read_round
 from pate_torch.sites.site import check_public_file
 from pate_torch.sites.tables import Descent
-from tests.sites.site_tables import CLASSES, PUBLIC, make_consortium, make_rows, select_rows
+from pate_torch.sites.training import ask_step
+from tests.sites.site_tables import (
+    CLASSES,
+    PUBLIC,
+    add_weights,
+    compute_squared_change,
+    get_charges,
+    make_consortium,
+    make_descent,
+    make_kind,
+    make_rows,
+    select_rows,
+)
 
 UNIT = 1 << 30
 
 
-def make_descent(steps: int = 3, clip_norm: float = 0.5) -> Descent:
-    return training.make_descent(PUBLIC, "y", CLASSES, steps, clip_norm)
-
-
-def make_weights(kind: Descent, scale: float = 3.0) -> torch.Tensor:
-    return scale * torch.randn(kind.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
 def take_round(consortium, kind: Descent, epsilon: float = 0.5, **options) -> int:
     slot, raw, public = ask_step(consortium.joiner, kind, epsilon, **options)
-    _, total = consortium.joiner.sum(consortium.answer_all(raw, public))
-    for site in consortium.sites:
-        accept_sum(site.state, total)
+    consortium.run_round(raw, public)
     return slot
 
 
 def get_events(site):
-    with open_ledger(site.home, readonly=True) as ledger:
-        return [charge.reserved_events for charge in ledger.get_charges("scans").values()]
+    return [charge.reserved_events for charge in get_charges(site)]
 
 
 def draw_zeros(self, shape, sigma, device):
@@ -52,10 +51,10 @@ def draw_zeros(self, shape, sigma, device):
     return torch.zeros(shape, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("clip_norm", [0.5, 0.328125])
-def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatch, clip_norm):
+def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatch):
     """One curator holds all records and takes the same steps with gradient descent's own sums."""
     monkeypatch.setattr(NoiseSource, "draw_gaussian", draw_zeros)
+    clip_norm = 0.328125
     consortium, kind = make_consortium(tmp_path), make_descent(clip_norm=clip_norm)
     columns = {name: pa.concat_arrays([rows[name] for rows in consortium.data]) for name in consortium.data[0]}
     records = kind.read_records(columns, "record")
@@ -67,10 +66,9 @@ def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatc
         noisy = joiner.load_sum()
         if weight_DC is None:
             expected = sums.compute_class_sums().double() * clip_norm
-            first = replace(
-                noisy, numbers=(sums.compute_class_sums().double() / UNIT).numpy(), sigma=noisy.sigma / clip_norm
-            )
-            model = training.fit_class_sums(first, kind, feature_PD)
+            numbers, sigma = (sums.compute_class_sums().double() / UNIT).numpy(), noisy.sigma / clip_norm
+            first = replace(noisy, kind=make_kind("class_sums"), numbers=numbers, sigma=sigma)
+            model = training.fit_model(first, feature_PD)
             weight_DC = training.take_step(noisy).weight_DC
             torch.testing.assert_close(weight_DC.float(), model.weight_DC)
             step_length = training.take_step(noisy).step_length
@@ -79,7 +77,7 @@ def test_without_noise_three_steps_are_those_of_one_curator(tmp_path, monkeypatc
             expected = sums.compute_gradient_sum(weight_DC, clip_norm).double()
             weight_DC = weight_DC + step_length * (expected / UNIT / clip_norm)
         assert np.array_equal(noisy.numbers * UNIT, expected.numpy())
-    model = training.fit_descent(joiner.load_sum())
+    model = training.fit_model(joiner.load_sum(), feature_PD)
     assert torch.equal(model.weight_DC, weight_DC.float())
     student = training.train_student(joiner.load_sum(), PUBLIC)
     x = torch.from_numpy(kind.spec.schema.encode({name: PUBLIC[name] for name in PUBLIC if name != "y"}))
@@ -105,7 +103,7 @@ def test_each_round_is_charged_and_all_rounds_cost_epsilon(tmp_path):
     one_curator = compute_guarantee(mechanism.privacy_events(1), 1e-5).epsilon
     assert epsilon == pytest.approx(one_curator, rel=1e-4)
     joiner = consortium.joiner
-    assert joiner.compute_guarantees(joiner.list_slots(slot))[1].epsilon == joiner.compute_total().epsilon == epsilon
+    assert joiner.compute_guarantees(joiner.list_slots(slot))[1].epsilon == epsilon
 
 
 def test_the_order_of_steps(tmp_path):
@@ -131,16 +129,16 @@ def test_the_order_of_steps(tmp_path):
         ask_step(joiner, kind, 0.5)
     assert len(get_events(consortium.sites[0])) == 4  # the failed round is charged in full
     three = compute_guarantee([event for each in get_events(consortium.sites[0])[:3] for event in each], 1e-5).epsilon
-    assert joiner.compute_total().epsilon > 1.1 * three
+    assert joiner.compute_guarantees()[1].epsilon > 1.1 * three
     with pytest.raises(ValueError, match="has only 4 slots"):
         ask_step(joiner, make_descent(steps=4), 0.5)
 
 
-@pytest.mark.parametrize("bad", [1e308, math.nan, math.inf, 2.0**41])
+@pytest.mark.parametrize("bad", [1e308, math.nan])
 def test_weights_that_are_too_large_are_refused(tmp_path, monkeypatch, bad):
     consortium, kind = make_consortium(tmp_path, num_rows=20), make_descent()
     joiner, site = consortium.joiner, consortium.sites[0]
-    weight_DC = make_weights(kind)
+    weight_DC = add_weights(kind).weight_DC
     weight_DC[0, 0] = bad
     with monkeypatch.context() as patch:
         patch.setattr(rounds, "MAX_INPUT", math.inf)
@@ -153,17 +151,16 @@ def test_weights_that_are_too_large_are_refused(tmp_path, monkeypatch, bad):
 
 
 def test_weights_of_another_shape_or_for_another_kind_are_refused(tmp_path):
-    consortium, kind = make_consortium(tmp_path, num_sites=2, colluding=0), make_descent()
+    consortium, kind = make_consortium(tmp_path, num_sites=2), make_descent()
     joiner = consortium.joiner
     key, charter = load_joiner_key(joiner.folder / "joiner.key"), joiner.charter
     _, raw, _ = joiner.ask(kind, 0.5)
     asked = read_round(raw, charter)
     fields = {"slot": 1, "bound": asked.bound, "files": asked.files, "shape": kind.shape}
     public = kind.to_file(charter, key)
-    for body in (np.zeros(5), np.zeros(kind.shape[0] * 3, np.uint32)):
-        raw = rounds.make_round(charter, key, sigma=asked.sigma, kind="gradients", body=body, **fields)
-        with pytest.raises(ValueError, match="must hold float64 weights"):
-            check_public_file(charter, read_round(raw, charter), public)
+    raw = rounds.make_round(charter, key, sigma=asked.sigma, kind="gradients", body=np.zeros(5), **fields)
+    with pytest.raises(ValueError, match=r"must hold weights of the shape \(7, 3\)"):
+        check_public_file(charter, read_round(raw, charter), public)
     sums = training.make_class_sums(PUBLIC, "y", CLASSES)
     raw = joiner.ask(sums, 0.5)[1]
     asked = read_round(raw, charter)
@@ -176,42 +173,17 @@ def test_weights_of_another_shape_or_for_another_kind_are_refused(tmp_path):
             replace(kind, **wrong)
 
 
-@pytest.mark.parametrize("scale", [None, 0.3, 30.0])
-@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_one_record_changes_the_sums_of_any_round_by_at_most_what_is_priced(adjacency, scale):
-    kind, rows = make_descent(), make_rows(30, 1)
-    kind = kind if scale is None else replace(kind, weight_DC=make_weights(kind, scale))
-    change, largest = kind.make_change(adjacency), 0.0
-    full = kind.count(kind.read_records(rows, "record"), adjacency)
-    full.check_change(change)
-    assert change.length_squared == ({"add_remove": 1, "replace_one": 2}[adjacency] * UNIT // 2) ** 2
-    for row in range(30):
-        others = [i for i in range(30) if i != row]
-        swapped = [i if i != row else (row + 1) % 30 for i in range(30)]
-        neighbor = select_rows(rows, others if adjacency == "add_remove" else swapped)
-        table = kind.count(kind.read_records(neighbor, "record"), adjacency)
-        squared = sum(int(number) ** 2 for number in (table.numbers - full.numbers).ravel())
-        assert squared <= change.length_squared
-        largest = max(largest, squared / change.length_squared)
-    assert largest > 0.2  # the bound is not vacuous
-
-
 @pytest.mark.parametrize("has_weights", [False, True])
 def test_all_rows_of_a_group_count_as_one_record(has_weights):
     kind, rows = make_descent(), make_rows(24, 1)
-    kind = replace(kind, weight_DC=make_weights(kind)) if has_weights else kind
+    kind = add_weights(kind) if has_weights else kind
     rows["patient"] = pa.array([f"p{i // 4}" for i in range(24)])
-    limit = kind.make_change("add_remove").length_squared
     full = kind.count(kind.read_records(rows, "group:patient"), "add_remove")
     assert len(full.records) == 6
-    moved = 0
     for patient in range(6):
         neighbor = select_rows(rows, [i for i in range(24) if i // 4 != patient])
         table = kind.count(kind.read_records(neighbor, "group:patient"), "add_remove")
-        squared = sum(int(number) ** 2 for number in (table.numbers - full.numbers).ravel())
-        assert 0 < squared <= limit
+        assert 0 < compute_squared_change(kind, table.numbers, full.numbers) <= 1
         repeated = select_rows(rows, [*range(24), *(4 * patient for _ in range(5))])  # the same row again
         again = kind.count(kind.read_records(repeated, "group:patient"), "add_remove")
-        moved += int(np.abs(again.numbers - full.numbers).max() > 0)
-        assert sum(int(number) ** 2 for number in (again.numbers - full.numbers).ravel()) <= 4 * limit
-    assert moved == 0
+        assert np.array_equal(again.numbers, full.numbers)

@@ -1,11 +1,9 @@
 """Files move through mailboxes: in one process, and by Flower with a server and three clients in separate processes."""
 
 import contextlib
-import csv
 import importlib.util
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +20,7 @@ from pate_torch.sites.joiner import Joiner
 from pate_torch.sites.mailbox import answer_inbox, exchange_files, load_outgoing, run_joiner, take_replies
 from pate_torch.sites.mailbox import main as serve_mailbox
 from pate_torch.sites.site import Site
-from tests.sites.site_tables import CLASSES, PUBLIC, make_kind, make_rows, make_terms
+from tests.sites.site_tables import CLASSES, PUBLIC, make_kind, make_rows, make_terms, write_csv
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("s0", "s1", "s2")
@@ -78,50 +76,35 @@ def test_files_that_are_delivered_twice_give_one_answer_and_one_sum(tmp_path):
     world = Transport(tmp_path)
     world.run()
     charter = world.create_charter()
-    world.confirm_all(charter)
-    world.run()
     world.joiner.ask(make_kind("class_sums"), 0.5)
+    with pytest.raises(ValueError, match="is missing"):
+        world.run()
+    for mailbox in world.mailboxes:  # a mailbox confirms nothing
+        assert (mailbox / "inbox" / "round-0.json").exists()
+        assert [path.name for path in (mailbox / "outbox").iterdir()] == ["site.key"]
+    assert world.reads == 0
+    world.confirm_all(charter)
     world.run(seconds=60)
     assert world.reads == 3, "a round that was answered is answered with the same bytes, and no records are read"
     received = {path.read_bytes() for path in (tmp_path / "join" / "received").glob("*.answer-0.pate")}
     assert received == {(tmp_path / name / "answer 0.pate").read_bytes() for name in NAMES}
     noisy = world.joiner.load_sum(0)
-    exact = sum(
-        noisy.kind.count(noisy.kind.read_records(make_rows(100, seed), "record"), "add_remove").numbers
-        for seed in range(3)
-    )
-    assert 0 < np.abs(noisy.numbers - exact / noisy.kind.unit_length).max() < 6 * noisy.sigma
+    records = [noisy.kind.read_records(make_rows(100, seed), "record") for seed in range(3)]
+    exact = sum(noisy.kind.count(each, "add_remove").numbers for each in records) / noisy.kind.unit_length
+    assert 0 < np.abs(noisy.numbers - exact).max() < 6 * noisy.sigma
     for name in NAMES:
         assert (tmp_path / f"{name}-mail" / "inbox" / "sum-0.json").exists()
     world.joiner.ask(make_kind("histogram"), 0.5)  # names the sum, which the sites accepted
     world.run(seconds=60)
     assert world.reads == 6 and world.joiner.load_sum().slot == 1
 
-
-def test_a_mailbox_confirms_nothing(tmp_path):
-    world = Transport(tmp_path)
-    world.run()
-    world.create_charter()
-    world.joiner.ask(make_kind("class_sums"), 0.5)
-    with pytest.raises(ValueError, match="is missing"):
-        world.run()
-    assert world.reads == 0
-    for mailbox in world.mailboxes:
-        assert (mailbox / "inbox" / "round-0.json").exists()
-        assert [path.name for path in (mailbox / "outbox").iterdir()] == ["site.key"]
-
-
-def test_a_site_under_another_charter_does_not_answer(tmp_path):
-    world = Transport(tmp_path)
-    world.run()
-    world.confirm_all(world.create_charter())
-    world.run()
     other = Joiner(tmp_path / "other")
     keys = {path.name: path.read_bytes() for path in sorted((tmp_path / "join" / "received").glob("*.key"))}
     other.create_charter(keys, make_terms(3, max_records=10))
-    other.ask(make_kind("class_sums"), 0.5)
+    for _ in range(2):
+        other.ask(make_kind("class_sums"), 0.5)
     world.exchange(load_outgoing(other))
-    assert world.reads == 0 and all("another charter" in problem for problem in world.problems[-3:])
+    assert world.reads == 6 and all("another charter" in problem for problem in world.problems[-3:])
 
 
 def test_a_refusal_stays_at_the_site(tmp_path):
@@ -162,13 +145,6 @@ def test_the_module_of_mailboxes_needs_neither_torch_nor_flower():
 # ---- Flower ----------------------------------------------------------------------------------------------------------
 
 
-def write_csv(path: Path, rows) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(rows)
-        writer.writerows(zip(*(column.to_pylist() for column in rows.values()), strict=True))
-
-
 class Processes:
     """Starts programs of Flower and commands in a folder, with a home of their own, on ports that are free."""
 
@@ -196,11 +172,11 @@ class Processes:
             settings = {"cwd": self.folder, "env": self.environment, "start_new_session": True}
             self.children.append(subprocess.Popen(command, **streams, **settings))
 
-    def fork(self, command: Callable[..., int], *options: str, home: str, folder: str = ".") -> multiprocessing.Process:
+    def fork(self, command: Callable[..., int], *options: str, home: str) -> multiprocessing.Process:
         """Start a command of this package in a process that need not import anything again."""
 
         def work() -> None:
-            os.chdir(self.folder / folder)
+            os.chdir(self.folder)
             os.environ["PATE_HOME"] = str(self.folder / f"home-{home}")
             os._exit(command(options))
 
@@ -208,8 +184,8 @@ class Processes:
         process.start()
         return process
 
-    def pate(self, *options: str, home: str = "none", folder: str = ".") -> None:
-        process = self.fork(main, *options, home=home, folder=folder)
+    def pate(self, *options: str, home: str = "none") -> None:
+        process = self.fork(main, *options, home=home)
         process.join(300)
         assert process.exitcode == 0, options
 
@@ -260,6 +236,7 @@ def processes(tmp_path) -> Iterator[Processes]:
     processes.stop()
 
 
+@pytest.mark.slow(reason="starts a server and three clients of Flower as processes")
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs Flower: the extra flower is not installed")
 def test_flower_moves_the_same_bytes_between_separate_processes(processes, tmp_path):
     server = f"127.0.0.1:{processes.ports[0]}"
@@ -296,21 +273,12 @@ def test_flower_moves_the_same_bytes_between_separate_processes(processes, tmp_p
     write_csv(tmp_path / "public.csv", PUBLIC)
     details = ("--public", "public.csv", "--label", "y", "--classes", *CLASSES)
     processes.pate("join", "ask", "class_sums", "--epsilon", "0.5", *details)
-    shutil.copytree(tmp_path / "join", tmp_path / "by-hand" / "join")  # asked the same round, and got nothing yet
     processes.run_app(tmp_path / "join" / "sum-0.json")
     processes.wait_for(*(tmp_path / f"{name}-mail" / "inbox" / "sum-0.json" for name in NAMES))
 
-    for name in NAMES:  # by hand, from the same files
-        command = ("site", "answer", f"{name}-mail/inbox/round-0.json", "--folder", name, "--data", f"{name}.csv")
-        processes.pate(*command, home=name)
-    processes.pate("join", "keys", *(f"../{name}.confirmed" for name in NAMES), folder="by-hand")
-    processes.pate("join", "sum", *(f"../{name}.answer-0.pate" for name in NAMES), folder="by-hand")
-    received = [path.read_bytes() for path in (tmp_path / "join" / "received").glob("*.answer-0.pate")]
-    assert len(received) == 3
-    assert set(received) == {(tmp_path / f"{name}.answer-0.pate").read_bytes() for name in NAMES}
-    assert (tmp_path / "join" / "keys.json").read_bytes() == (tmp_path / "by-hand" / "keys.json").read_bytes()
-    for name in ("charter.json", "round-0.json", "round-0.public", "sum-0.json"):
-        expected = (tmp_path / "by-hand" / "join" / name).read_bytes()
-        assert (tmp_path / "join" / name).read_bytes() == expected
-        for site in NAMES:
-            assert (tmp_path / f"{site}-mail" / "inbox" / name).read_bytes() == expected
+    received = {path.read_bytes() for path in (tmp_path / "join" / "received").glob("*.answer-0.pate")}
+    assert received == {(tmp_path / name / "answer 0.pate").read_bytes() for name in NAMES}
+    for file in ("charter.json", "round-0.json", "round-0.public", "sum-0.json"):
+        for name in NAMES:
+            assert (tmp_path / f"{name}-mail" / "inbox" / file).read_bytes() == (tmp_path / "join" / file).read_bytes()
+    assert Joiner(tmp_path / "join").load_sum().numbers.any()
