@@ -53,6 +53,7 @@ class Budget:
         insecure_seed: Seed that makes noise repeatable and the run not private. None for secret noise.
         on_new_head: Function that stores the hash of the newest ledger entry outside the ledger, after each entry.
         first_charge_only: Whether a charge is refused if the account has any reservation.
+        once: Beginning of ``run`` that no other charge of the account may have. Empty for no such rule.
         held_out: Id of the rule by which the records of this run leave out units for tests. Empty for no such rule.
     """
 
@@ -67,6 +68,7 @@ class Budget:
     insecure_seed: int | None = None
     on_new_head: Callable[[str], object] = do_nothing
     first_charge_only: bool = False
+    once: str = ""
     held_out: str = ""
 
     def __post_init__(self) -> None:
@@ -101,6 +103,10 @@ class Budget:
     def _terms(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in ("delta", "adjacency", "unit", "held_out")} | {"noise": self.kind}
 
+    @property
+    def _conditions(self) -> dict[str, Any]:
+        return {"terms": self._terms, "first_charge_only": self.first_charge_only, "once": self.once}
+
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Raise ValueError if the value has another adjacency than the account."""
         if sensitivity.adjacency not in (None, self.adjacency):
@@ -109,7 +115,7 @@ class Budget:
 
     def check_events(self, events: Iterable[PrivacyEvent]) -> None:
         """Raise the error that ``spend`` would raise for these events now. Nothing is charged."""
-        self.ledger.check_events(self.account, events, terms=self._terms, first_charge_only=self.first_charge_only)
+        self.ledger.check_events(self.account, events, **self._conditions)
 
     @contextmanager
     def spend(
@@ -135,8 +141,7 @@ class Budget:
             purpose=purpose,
             noise=self.kind,
             insecure=not self.secret,
-            first_charge_only=self.first_charge_only,
-            terms=self._terms,
+            **self._conditions,
         )
         with self._open_spending(reservation, {}) as spending:
             yield spending

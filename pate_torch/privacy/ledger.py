@@ -202,24 +202,27 @@ class Ledger:
         noise: str = "",
         insecure: bool = False,
         first_charge_only: bool = False,
+        once: str = "",
         terms: Mapping[str, Any] | None = None,
     ) -> Reservation:
         """Charge the worst case of a release before any noise is drawn; see ``Charge`` for the facts that are recorded.
 
         A release with ``insecure`` (seeded) noise is NOT PRIVATE, and is charged and marked. With ``first_charge_only``
         the charge is refused if the account has any reservation, even an unfinished one; releases that their first
-        answers stopped do not count. ``terms`` must equal the terms of the account, and are not checked if None.
+        answers stopped do not count. With ``once`` the charge is refused if the ``run`` of another charge begins with
+        ``once``. ``terms`` must equal the terms of the account, and are not checked if None.
 
         Raises:
             BudgetExceeded: The release would exceed the cap.
-            ValueError: ``first_charge_only`` or ``terms`` are violated.
+            ValueError: ``first_charge_only``, ``once`` or ``terms`` are violated.
             LedgerError: The charge cannot be written.
         """
         checks.boolean("insecure", insecure)
         with self._chain.transaction():
             state = self._find_account(account)
             events = state.filter.choose_failures(events, state.total_cost)
-            requested_cost = self.check_events(account, events, terms=terms, first_charge_only=first_charge_only)
+            conditions = {"terms": terms, "first_charge_only": first_charge_only, "once": once}
+            requested_cost = self.check_events(account, events, **conditions)
             reservation = Reservation(id=run_folders.make_hex_id(), reserved_events=events)
             facts = {
                 "reservation": reservation.id,
@@ -241,6 +244,7 @@ class Ledger:
         *,
         terms: Mapping[str, Any] | None = None,
         first_charge_only: bool = False,
+        once: str = "",
     ) -> FilterCost:
         """Return the cost of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
         with self.exclusive_access():
@@ -249,6 +253,8 @@ class Ledger:
             state = self._find_account(account)
             if state.is_closed:
                 raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+            if once and any(charge.run.startswith(once) for charge in state.charges.values()):
+                raise LedgerError(f"account={account!r}: was already charged for {once.strip()!r}. Nothing was drawn.")
             events = state.filter.choose_failures(events, state.total_cost)
             requested_cost = state.filter.compute_cost(events)
             if first_charge_only and state.has_release:

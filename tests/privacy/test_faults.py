@@ -114,9 +114,9 @@ def killed_then_run_again(processes, home, undisturbed, kill) -> None:
     assert release.label_Q.tolist() in readable(home).values()
 
 
-@pytest.mark.parametrize("share", [0.15, 0.6, 0.85])
-def test_a_run_killed_between_two_writes_goes_on(processes, tmp_path, undisturbed, share):
-    killed_then_run_again(processes, tmp_path, undisturbed, int(share * undisturbed[1]))
+def test_a_run_killed_between_two_writes_goes_on(processes, tmp_path, undisturbed):
+    """Here after the answers were written; the slow tests try every moment."""
+    killed_then_run_again(processes, tmp_path, undisturbed, int(0.85 * undisturbed[1]))
 
 
 @pytest.mark.slow(reason="fault injection: one run for each write")
@@ -144,6 +144,7 @@ def test_a_run_killed_again_and_again_goes_on(processes, tmp_path, undisturbed):
     """Leftovers of several attempts: partial files, folders, checkpoints, a release without its commit."""
     for number, share in enumerate((0.5, 0.75, 0.9)):
         ended(start(processes, killed_runs.run, tmp_path, f"attempt{number}", int(share * undisturbed[1])))
+        assert_charged(tmp_path)
     killed_then_run_again(processes, tmp_path, undisturbed, 10)
 
 
@@ -331,16 +332,13 @@ def fail(error):
 @pytest.mark.parametrize(
     ("place", "charged"),
     [
-        ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.groups.save_file", 0),
-        ("pate_torch.release.store.files.write_atomically", 0),  # the note of the unfinished call
         ("pate_torch.release.store.write", 1),
-        ("pate_torch.owner_metrics.save_file", 1),
-        ("pate_torch.session.save_student", 1),
         ("pate_torch.session.write_release", 1),
     ],
 )
 def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monkeypatch, place, charged):
+    """Before the charge, between charge and commit, and after it; test_failing_disk tries every operation."""
     with monkeypatch.context() as full:
         full.setattr(place, fail(OSError(28, "No space left on device")))
         line = train(tmp_path, monkeypatch=full).error
@@ -497,79 +495,51 @@ def teachers_refused(teachers: Path, words: str) -> None:
 
 TENSORS = {
     "pickle": lambda file: file.write_bytes(pickle.dumps(Bomb())),
-    "torch pickle": lambda file: torch.save({"w": torch.zeros(2)}, file),
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-20]),
-    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1])),
     "empty": lambda file: file.write_bytes(b""),
-    "gone": lambda file: file.unlink(),
-    "other shapes": lambda file: save_file({"1.weight": torch.zeros(8, 9, 9)}, file),
     "huge header": lambda file: file.write_bytes(b"\xff" * 64),
 }
 
 
-@pytest.mark.parametrize("damage", TENSORS)
-def test_damaged_teachers_are_refused(damage, teachers):
-    TENSORS[damage](teachers / "group_000000.safetensors")
+def test_damaged_teachers_are_refused(teachers):
+    """Their checksum differs, whatever the damage; tests/teachers/test_store.py has more of both."""
+    TENSORS["pickle"](teachers / "group_000000.safetensors")
     teachers_refused(teachers, f"teachers {teachers.name}")
 
 
-@pytest.mark.parametrize("damage", [name for name in TENSORS if name not in ("gone", "one bit")])
-def test_damaged_votes_are_refused(damage, teachers):
+def test_damaged_votes_are_refused(teachers):
     """(A bit that turns one vote into another keeps no promise broken: the votes are the owner's own.)"""
     (votes,) = (teachers / "votes").glob("*.safetensors")
-    TENSORS[damage](votes)
-    teachers_refused(teachers, votes.name)
-
-
-def test_votes_that_count_a_teacher_twice_are_refused(teachers):
-    (file,) = (teachers / "votes").glob("*.safetensors")
-    counts = load_file(file)["counts_QC"]
-    counts[0, 0] += 1
-    save_file({"counts_QC": counts}, file)
+    counts, content = load_file(votes)["counts_QC"], votes.read_bytes()
+    for damage in TENSORS.values():
+        damage(votes)
+        teachers_refused(teachers, votes.name)
+        votes.write_bytes(content)
+    counts[0, 0] += 1  # a teacher twice
+    save_file({"counts_QC": counts}, votes)
     teachers_refused(teachers, "one teacher, one vote")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"id": "0" * 16}, "not this ensemble's manifest"),
-        ({"schema_version": 99}, "schema version"),
-        ({"num_teachers": 7}, "num_teachers|do not fit"),
         ({"sha256": "0" * 64}, "not this ensemble's manifest"),
-        ({"sha256": {"group_000000.safetensors": "0" * 64}}, "changed after it was saved"),
-        ({"fingerprint": "0" * 64}, "fingerprint"),
         ({"fingerprint": "../x"}, "fingerprint"),
         ({"dataset": "other"}, "dataset"),
         ({"partition": {"name": "replace_one"}}, "partition"),
-        ({"network": {"name": "os.system"}}, "do not fit|network"),
-        ({"spec": 3}, "do not fit"),
         ({"ledger_head": "0" * 64}, "another privacy ledger"),
-        *((text, "teachers [0-9a-f]{16}") for text in ("{", "[]", "null", "\x00")),
     ],
 )
-def test_an_edited_or_damaged_manifest_is_refused(changes, words, teachers):
-    if isinstance(changes, str):
-        (teachers / "manifest.json").write_text(changes)
-    else:
-        edit_json(teachers / "manifest.json", **changes)
+def test_a_manifest_that_does_not_fit_the_run_is_refused(changes, words, teachers):
+    edit_json(teachers / "manifest.json", **changes)
     teachers_refused(teachers, words)
 
 
-def test_the_manifest_of_another_ensemble_is_refused(home, teachers):
-    pipeline.run(plan(home, "other", num_teachers=6))
-    (other,) = {file.parent.name for file in home.glob("teachers/*/manifest.json")} - {teachers.name}
-    for name in ("manifest.json", "group_000000.safetensors"):
-        shutil.copy(home / "teachers" / other / name, teachers / name)
-        teachers_refused(teachers, "not this ensemble's manifest")
-
-
-@pytest.mark.parametrize("name", ["../x", "/etc", "..", ".", "", "0123456789ABCDEF", "0123456789abcde\n", "a" * 17])
-def test_an_id_that_is_a_path_is_refused(home, name):
+@pytest.mark.parametrize("name", ["../x", ".", "", "0123456789ABCDEF", "0123456789abcde\n", "a" * 17])
+def test_an_id_that_is_a_path_is_refused(tmp_path, name):
     for key in ("teachers", "labels"):
         with pytest.raises(ValueError, match="16 hexadecimal"):
-            plan(home, "again", **{key: name})
-    with pytest.raises(ValueError, match="16 hexadecimal"):
-        TeacherStore(home).load(name)
+            plan(tmp_path, "again", **{key: name})
 
 
 def test_a_link_to_teachers_elsewhere_is_refused(home, tmp_path, teachers):
@@ -606,29 +576,12 @@ def test_an_edited_release_is_refused(home, key, labels, release):
     refused(home, words, labels=labels)
 
 
-def test_a_cheaper_price_written_into_a_release_is_refused(home, labels, release):
-    record = release / "release.json"
-    planned = json.loads(record.read_text())["planned"]
-    planned[0]["mu"] /= 10
-    edit_json(record, planned=planned, incurred=planned)
-    refused(home, "its planned", labels=labels)
-
-
-def rows_for(*rows: str):
-    """An edit that puts these rows below the head of the table."""
-    return lambda text: "\n".join([text.splitlines()[0], *rows]) + "\n"
-
-
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda text: text.replace("\n", "\nx", 1),
         lambda text: "\n".join(text.splitlines()[:-1]) + "\n",
-        lambda text: text + "0,0,0\n",
         lambda text: "",
-        lambda text: text.replace("query", "question"),
-        rows_for(*["0,1,1"] * 5),
-        *(rows_for(*(f"{q},{label},{label}" for q in range(5))) for label in (2, 7)),
+        lambda text: text.splitlines()[0] + "\n0,1,1" * 5 + "\n",
     ],
 )
 def test_edited_labels_are_refused(home, edit, labels, release):
@@ -671,7 +624,7 @@ LEDGERS = {
     "cut": (lambda file: file.write_bytes(file.read_bytes()[:5000]), "damaged|malformed"),
     "empty": (lambda file: file.write_bytes(b""), "is empty"),
     "text": (lambda file: file.write_text("not a ledger, but long enough to look like one"), "not a database"),
-    "folder": (lambda file: (file.unlink(), file.mkdir()), "Is a directory|directory"),
+    "folder": (lambda file: (file.unlink(), file.mkdir()), "unable to open"),
     "newer": (execute("PRAGMA user_version = 99"), "newer version"),
     "edited": (execute("DROP TRIGGER no_update", EDIT), "damaged"),
 }

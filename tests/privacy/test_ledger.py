@@ -1,10 +1,10 @@
 """The ledger: charges, refusals, caps, many processes, crashes, damage, and its command."""
 
-import concurrent.futures
 import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sqlite3
 import stat
@@ -266,24 +266,34 @@ def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
         ledger.open_account("svhn", **TERMS, planned_events=PLAN)
 
 
+CONDITIONS = {
+    "first_charge_only": (True, r"account='svhn': has been charged already \(epsilon .*allow_refit=True adds"),
+    "once": ("runs/", r"account='svhn': was already charged for 'runs/'\. Nothing was drawn"),
+}
+
+
 @BOTH
-def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
-    """The condition is part of the charge: of several that are made at once, one passes."""
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_of_charges_under_a_condition_that_are_made_at_once_one_passes(path, ledger, condition):
+    """The condition is part of the charge."""
+    value, words = CONDITIONS[condition]
+    options = FACTS | {condition: value}
+    with ThreadPoolExecutor(4) as pool:
 
         def charge(_: int) -> str | None:
             with Ledger(path) as mine:
                 try:
-                    return mine.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, first_charge_only=True).id
+                    return mine.reserve("svhn", [GaussianEvent(mu=MU)], **options).id
                 except ValueError as error:
-                    assert "has been charged already" in str(error) and "interrupted" in str(error)
+                    assert re.search(words, str(error)) and ("interrupted" in str(error)) == (condition != "once")
                     return None
 
         made = [one for one in pool.map(charge, range(4)) if one is not None]
     assert len(made) == 1 and list(ledger.get_charges("svhn")) == made
     ledger.commit(made[0], [GaussianEvent(mu=MU)])
-    with pytest.raises(ValueError, match=r"account='svhn': has been charged already \(epsilon .*allow_refit=True adds"):
-        ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, first_charge_only=True)
+    with pytest.raises(ValueError, match=words):
+        ledger.reserve("svhn", [GaussianEvent(mu=MU)], **options)
+    ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS | {"run": "other", "once": "other"})
 
 
 @BOTH
