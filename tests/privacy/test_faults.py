@@ -28,7 +28,6 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.release import store as release_store
-from pate_torch.teachers.store import TeacherStore
 from tests import ROOT, killed_runs
 from tests.command_runs import TINY, ledger_entries, train
 from tests.killed_runs import fork_server, half_written, lines, plan, readable, reservations, unsound

@@ -31,7 +31,7 @@ TERMS = {"budget_epsilon": 4.0, "delta": 1e-5, "adjacency": "add_remove", "unit"
 FACTS = {"fingerprint": "f00d", "mechanism": "gaussian", "run": "runs/1"}
 EACH = (GaussianEvent(mu=0.01),)
 EVERY = pytest.mark.parametrize(
-    "stride", [pytest.param(1, marks=pytest.mark.slow(reason="fault injection at every message of a client")), 9]
+    "stride", [pytest.param(1, marks=pytest.mark.slow(reason="fault injection at every message of a client")), 19]
 )
 
 
