@@ -349,19 +349,7 @@ class Ledger:
                 fix = "Open the ledger in which it was made."
                 raise LedgerError(f"reservation={identity!r}: is not in account {account!r}. {fix}")
             claimed[identity] = state.charges[identity]
-        reserved_events = tuple(event for charge in claimed.values() for event in charge.reserved_events)
-        guarantee = ex_post_guarantee = None
-        # The composition needs secret noise in these charges, and the cap needs secret noise in all charges.
-        if not any(charge.insecure for charge in claimed.values()):
-            incurred_events = (event for charge in claimed.values() for event in charge.incurred_events)
-            guarantee = state.compute_guarantee(reserved_events, cap_holds=state.is_private)
-            ex_post_guarantee = state.compute_guarantee(incurred_events, cap_holds=state.is_private)
-        return Claim(
-            guarantee=guarantee,
-            ex_post_guarantee=ex_post_guarantee,
-            reserved_events=reserved_events,
-            charges=MappingProxyType(claimed),
-        )
+        return Claim(account=state, charges=MappingProxyType(claimed))
 
     # ---- the chain ----------------------------------------------------------------------------------------------
 

@@ -480,12 +480,3 @@ def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
     again = pipeline.run(plan(tmp_path, "again", dataset=without, labels=released(first)))
     assert again.record.reuses_labels and not again.record.teachers_reusable
     assert again.claim.epsilon_charged == after.claim.epsilon_charged
-
-
-def test_groups_must_have_names(tmp_path):
-    given = {"classes": 2, "num_teachers": 4, "mechanism": GNMax(sigma=2.0), "delta": 1e-5, "home": tmp_path}
-    x, y = torch.randn(30, 2), torch.arange(30) % 2
-    with pytest.raises(ValueError, match="unit_id"):
-        PATE("p", unit="group:person", **given).fit_teachers(x, y)
-    with pytest.raises(ValueError, match="unit='person'"):
-        PATE("p", unit="person", **given).fit_teachers(x, y, unit_id=[str(i // 3) for i in range(30)])
