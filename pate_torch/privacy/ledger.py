@@ -221,8 +221,9 @@ class Ledger:
         with self._chain.transaction():
             state = self._find_account(account)
             events = state.filter.choose_failures(events, state.total_cost)
-            conditions = {"terms": terms, "first_charge_only": first_charge_only, "once": once}
-            requested_cost = self.check_events(account, events, **conditions)
+            requested_cost = self.check_events(
+                account, events, terms=terms, first_charge_only=first_charge_only, once=once
+            )
             reservation = Reservation(id=run_folders.make_hex_id(), reserved_events=events)
             facts = {
                 "reservation": reservation.id,

@@ -136,6 +136,8 @@ def test_brought_votes(tmp_path, name, noise):
     found = check(tmp_path, one.folder)
     events = mechanism.privacy_events(QUERIES, one.method.num_rounds)
     assert found["epsilon"] == pytest.approx(min(accounting.compute_guarantee(events, DELTA).epsilon, 50.0), rel=REL)
+    if name == "sparse_vector":  # of twenty failures two or three come: what is left of its cost is no claim
+        assert found["epsilon_charged_ex_post"] < found["epsilon"] / 2
 
 
 @pytest.mark.parametrize("name,noise", [("gaussian", "discrete"), ("confident", "torch"), ("sparse_vector", "torch")])
@@ -206,16 +208,6 @@ def test_whole_runs(tmp_path, route):
         assert found["seconds"].keys() == STAGES[route] and found["seconds"].items() <= owner.items()
         assert {"data", "labels", "student", "owner"} <= owner.keys()
         assert ({"teachers", "partition", "votes"} <= owner.keys()) is (one.method.ensemble_size is not None)
-
-
-def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
-    """Of twenty failures two or three come, as the teachers vote: what is left of its cost is no claim."""
-    mechanism = made("sparse_vector", "torch")
-    votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
-    pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=QUERIES))
-    found = check(tmp_path, one.folder)
-    worst = accounting.compute_guarantee(mechanism.privacy_events(QUERIES), DELTA).epsilon
-    assert found["epsilon"] == pytest.approx(worst, rel=REL) and found["epsilon_charged_ex_post"] < worst / 2
 
 
 def test_releases_of_one_account_stay_below_its_total(tmp_path, capsys, monkeypatch):

@@ -62,12 +62,11 @@ def learnt(home: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def undisturbed(processes, tmp_path_factory):
-    """(what an uninterrupted run learnt, its number of steps, its seconds)."""
+    """(what an uninterrupted run learnt, its number of steps)."""
     home = tmp_path_factory.mktemp("undisturbed")
-    began = time.monotonic()
     assert ended(start(processes, killed_runs.run, home, "only", None)) == [0]
     assert lines(home / "draws.txt") == ["1"]  # the noise is watched
-    return learnt(home), int((home / "steps.txt").read_text()), time.monotonic() - began
+    return learnt(home), int((home / "steps.txt").read_text())
 
 
 def assert_charged(home: Path) -> None:
@@ -87,15 +86,12 @@ def assert_charged(home: Path) -> None:
             assert ledger.get_account("blobs").guarantee.epsilon >= price * (1 - 1e-9)
 
 
-def killed_then_run_again(processes, home, undisturbed, kill) -> None:
-    """``kill(child)`` ends the first attempt; the second finishes, learns the same, and all is charged.
+def killed_then_run_again(processes, home, undisturbed, kill_at) -> None:
+    """The first attempt is killed at this step; the second finishes, learns the same, and all is charged.
 
     Where the answers of the first are paid for and written down, the second finishes that release in its folder.
     """
-    child = start(processes, killed_runs.run, home, "first", kill if isinstance(kill, int) else None)
-    if not isinstance(kill, int):
-        kill(child)
-    assert ended(child)[0] in (-signal.SIGKILL, 0)
+    assert ended(start(processes, killed_runs.run, home, "first", kill_at))[0] in (-signal.SIGKILL, 0)
     assert_charged(home)
     assert ended(start(processes, killed_runs.run, home, "second", None)) == [0]
     assert_charged(home)
@@ -124,19 +120,6 @@ def test_a_run_killed_between_any_two_writes_goes_on(processes, tmp_path, undist
     for step in range(part, undisturbed[1], 8):
         (tmp_path / str(step)).mkdir()
         killed_then_run_again(processes, tmp_path / str(step), undisturbed, step)
-
-
-@pytest.mark.slow(reason="fault injection: fifty killed runs")
-def test_a_run_killed_at_fifty_random_moments_goes_on(processes, tmp_path, undisturbed):
-    moments = random.Random(0)
-
-    def kill(child):
-        time.sleep(moments.uniform(0, undisturbed[2]))
-        child.kill()
-
-    for attempt in range(50):
-        (tmp_path / str(attempt)).mkdir()
-        killed_then_run_again(processes, tmp_path / str(attempt), undisturbed, kill)
 
 
 def test_a_run_killed_again_and_again_goes_on(processes, tmp_path, undisturbed):
@@ -411,28 +394,9 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
         with pytest.raises(ArithmeticError):
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
-    assert_charged_without_draws(tmp_path)
-
-
-def assert_charged_without_draws(home: Path) -> None:
-    with Ledger(home / "ledger.sqlite") as ledger:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
         price = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
         assert ledger.get_account("blobs").guarantee.epsilon >= price * (1 - 1e-9)
-
-
-def test_a_mechanism_that_incurs_more_than_it_reserved_stays_charged_and_fails(tmp_path, monkeypatch):
-    """The budget loop that overshoots: an answer beyond the plan is never a silent discount."""
-    real = GNMax.release
-
-    def dearer(self, votes, noise, context):
-        answers = real(self, votes, noise, context)
-        return dataclasses.replace(answers, events=(*answers.events, *answers.events))
-
-    monkeypatch.setattr(GNMax, "release", dearer)
-    with pytest.raises(LedgerError, match="more than it reserved"):
-        pipeline.run(plan(tmp_path, "first"))
-    assert_charged_without_draws(tmp_path)
-    assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
 
 
 # ---- damaged, foreign and malicious files ----------------------------------------------------------------------------
@@ -541,13 +505,6 @@ def test_an_id_that_is_a_path_is_refused(tmp_path, name):
             plan(tmp_path, "again", **{key: name})
 
 
-def test_a_link_to_teachers_elsewhere_is_refused(home, tmp_path, teachers):
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move(teachers, elsewhere)
-    (home / "teachers" / ("f" * 16)).symlink_to(elsewhere)
-    refused(home, "not this ensemble's manifest", teachers="f" * 16, mechanism=GNMax(sigma=3.0))
-
-
 EDITS = {
     "delta": (0.5, "its delta"),
     "private": (False, "its private"),
@@ -596,15 +553,6 @@ def test_a_release_without_its_ledger_is_refused(home, labels):
     assert not (home / "ledger.sqlite").exists()
     pipeline.run(plan(home, "new", dataset=dataclasses.replace(killed_runs.blobs(), name="other")))  # makes a ledger
     refused(home, "never charged to the ledger here", labels=labels)
-
-
-def test_a_foreign_release_is_refused(home, tmp_path):
-    """Copied from somebody else's runs: this ledger never charged it."""
-    other = tmp_path / "other"
-    pipeline.run(plan(other, "foreign"))
-    shutil.copytree(other / "runs/blobs/gaussian/foreign", home / "runs/blobs/gaussian/foreign")
-    record = json.loads((other / "runs/blobs/gaussian/foreign/release/release.json").read_text())
-    refused(home, "never charged to the ledger here", labels=record["release_id"])
 
 
 def execute(*statements: str):
