@@ -57,15 +57,12 @@ class Charge:
         charged_cost: Cost that is charged: that of the worst case before the commit, of the incurred events after it.
         incurred_events: Events whose cost is ``charged_cost``.
         insecure: Whether the noise was seeded.
-        purpose: Purpose of the release, in words.
-        run: Name of the run that made the release.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         is_committed: Whether the answers were written.
         is_stopped: Whether the first answers stopped the release, which charged these answers alone.
         is_suspended: Whether the release can be resumed.
         state_digest: Hash of the state from which the release can be resumed. Empty if no state was recorded.
         recorded_events: Events incurred up to the last record.
-        num_resumptions: Number of resumptions.
     """
 
     reserved_cost: FilterCost
@@ -159,11 +156,7 @@ class Account(Releases):
     Attributes:
         name: Declared name of the private data.
         filter: Privacy filter, which holds the cap and enforces it.
-        adjacency: Neighboring relation.
-        unit: Kind of the privacy unit.
-        noise: Kind of noise of every release.
         held_out: Id of the rule that holds out units from every release for tests. Empty if all units are trained on.
-        is_closed: Whether the owner closed the account.
         charges: Charges by reservation id, in order.
     """
 

@@ -41,11 +41,6 @@ class Budget:
     """The terms under which a run charges an account. The ledger refuses terms that differ from those of the account.
 
     Attributes:
-        ledger: Ledger that holds the account.
-        account: Name of the account.
-        delta: Delta of the account.
-        adjacency: Neighboring relation.
-        unit: Kind of the privacy unit.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         run: Name of the run's folder.
         kind: Kind of noise: "torch" (continuous), "discrete", or "by <library>" if a library draws the noise. An

@@ -40,7 +40,6 @@ class DomainColumn:
     """One column of a table.
 
     Attributes:
-        name: Name of the column.
         kind: One of ``KINDS``.
         values: Categories in order. Empty for other kinds.
         edges: Limits of the bins in increasing order; a value in [edge, next edge) has the bin's code, and values
@@ -133,7 +132,6 @@ class TableDomain:
     """Releasable. The columns of a table with their codes.
 
     Attributes:
-        columns: Columns in order.
         target: Name of the column whose relations with pairs of other columns are kept. None if there is none.
         source: Whether the domain was "declared" or "read off public rows".
     """

@@ -58,8 +58,6 @@ class Reservation:
     """A release whose worst case has been charged and that has not been committed.
 
     Attributes:
-        id: Id of the reservation in the ledger.
-        reserved_events: Events of the worst case.
         incurred_events: Events incurred before the release was resumed. None if it was not resumed.
     """
 

@@ -26,12 +26,7 @@ _NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # fewer texts than floa
 
 
 class TooManyCategoriesError(ValueError):
-    """Public records have more values in a column than ``max_categories``.
-
-    Attributes:
-        column: Name of the column.
-        count: Number of different values.
-    """
+    """Public records have more values in a column than ``max_categories``."""
 
     def __init__(self, column: str, count: int, max_categories: int) -> None:
         message = f"column {column!r} has {count} different public values"
@@ -45,7 +40,6 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: Name of the column.
         categories: Values of the column, of which each becomes a feature that is 0 or 1. None if the column is numeric.
         fill: Number that replaces a missing number. None if a missing number is an error.
     """
@@ -62,11 +56,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Releasable. The columns of a table, in the order of their features.
-
-    Attributes:
-        columns: Columns that are used.
-    """
+    """Releasable. The columns of a table that are used, in the order of their features."""
 
     columns: tuple[Column, ...]
 
