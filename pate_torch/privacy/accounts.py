@@ -96,7 +96,7 @@ class Charges(UserDict[str, Charge]):
         raise TypeError("charges: a charge is never deleted")
 
 
-class Releases:
+class ChargedReleases:
     """Charged releases of an account, and their guarantee together.
 
     Attributes:
@@ -142,15 +142,15 @@ class Releases:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim(Releases):
-    """Some releases of an account, whose guarantee is claimed; see ``Releases`` for the attributes."""
+class Claim(ChargedReleases):
+    """Some releases of an account, whose guarantee is claimed; see ``ChargedReleases`` for the attributes."""
 
     account: Account
     charges: Mapping[str, Charge]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account(Releases):
+class Account(ChargedReleases):
     """The fixed terms of an account and all its charges.
 
     Attributes:
