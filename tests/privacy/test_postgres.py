@@ -118,9 +118,9 @@ def race(server, url, processes, attempts, meanwhile=str) -> tuple[int, int, flo
     return admitted, failed, mu
 
 
-def test_eight_processes_at_the_cap_are_admitted_as_often_as_fits(server, database, url):
+def test_four_processes_at_the_cap_are_admitted_as_often_as_fits(server, database, url):
     """From the creation of the tables on."""
-    admitted, failed, mu = race(server, url, 8, 30)
+    admitted, failed, mu = race(server, url, 4, 30)
     assert failed == 0 and admitted == len(read_reservations(server, database)) == 100
     with Ledger(url, create=False, readonly=True) as ledger:
         (account,) = ledger.verify()
