@@ -57,15 +57,12 @@ class Charge:
         charged_cost: Cost that is charged: that of the worst case before the commit, of the incurred events after it.
         incurred_events: Events whose cost is ``charged_cost``.
         insecure: Whether the noise was seeded.
-        purpose: Purpose of the release, in words.
-        run: Name of the run that made the release.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         is_committed: Whether the answers were written.
         is_stopped: Whether the first answers stopped the release, which charged these answers alone.
         is_suspended: Whether the release can be resumed.
         state_digest: Hash of the state from which the release can be resumed. Empty if no state was recorded.
         recorded_events: Events incurred up to the last record.
-        num_resumptions: Number of resumptions.
     """
 
     reserved_cost: FilterCost
@@ -99,18 +96,67 @@ class Charges(UserDict[str, Charge]):
         raise TypeError("charges: a charge is never deleted")
 
 
+class ChargedReleases:
+    """Charged releases of an account, and their guarantee together.
+
+    Attributes:
+        account: Account that was charged.
+        charges: Charges by reservation id.
+    """
+
+    account: Account
+    charges: Mapping[str, Charge]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether all releases used secret noise. If a release used seeded noise, nothing can be claimed."""
+        return not any(charge.insecure for charge in self.charges.values())
+
+    @property
+    def reserved_events(self) -> tuple[PrivacyEvent, ...]:
+        return merge_events(event for charge in self.charges.values() for event in charge.reserved_events)
+
+    @property
+    def incurred_events(self) -> tuple[PrivacyEvent, ...]:
+        """Incurred events of committed releases, and reserved events of the others."""
+        return merge_events(event for charge in self.charges.values() for event in charge.incurred_events)
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """Guarantee of these releases together: the composition of the reserved events, or the cap if it is smaller.
+
+        If the owner chose a release after seeing an earlier one, the guarantee of all releases is the cap, which the
+        filter enforces. None if one of the releases used seeded noise.
+        """
+        return self._compose(self.reserved_events)
+
+    @property
+    def ex_post_guarantee(self) -> Guarantee | None:
+        """Composition of the incurred events, no guarantee if these depend on votes. None as for ``guarantee``."""
+        return self._compose(self.incurred_events)
+
+    def _compose(self, events: Iterable[PrivacyEvent]) -> Guarantee | None:
+        # The composition needs secret noise in these charges, and the cap needs secret noise in all charges.
+        cap_holds = self.account.is_private
+        return self.account.compute_guarantee(events, cap_holds=cap_holds) if self.is_private else None
+
+
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """The fixed terms of an account and its charges.
+class Claim(ChargedReleases):
+    """Some releases of an account, whose guarantee is claimed; see ``ChargedReleases`` for the attributes."""
+
+    account: Account
+    charges: Mapping[str, Charge]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account(ChargedReleases):
+    """The fixed terms of an account and all its charges.
 
     Attributes:
         name: Declared name of the private data.
         filter: Privacy filter, which holds the cap and enforces it.
-        adjacency: Neighboring relation.
-        unit: Kind of the privacy unit.
-        noise: Kind of noise of every release.
         held_out: Id of the rule that holds out units from every release for tests. Empty if all units are trained on.
-        is_closed: Whether the owner closed the account.
         charges: Charges by reservation id, in order.
     """
 
@@ -122,6 +168,10 @@ class Account:
     held_out: str = ""
     is_closed: bool = False
     charges: Charges = field(default_factory=Charges)
+
+    @property
+    def account(self) -> Account:  # type: ignore[override]
+        return self
 
     @property
     def budget_epsilon(self) -> float:
@@ -151,37 +201,9 @@ class Account:
         return len(self.charges) - self.num_releases
 
     @property
-    def is_private(self) -> bool:
-        """Whether all releases used secret noise. If a release used seeded noise, the cap is no guarantee."""
-        return not any(charge.insecure for charge in self.charges.values())
-
-    @property
     def total_cost(self) -> FilterCost:
         """Sum of the charges, in the quantity that the filter tracks."""
         return self.charges.total.round()
-
-    @property
-    def reserved_events(self) -> tuple[PrivacyEvent, ...]:
-        return merge_events(event for charge in self.charges.values() for event in charge.reserved_events)
-
-    @property
-    def incurred_events(self) -> tuple[PrivacyEvent, ...]:
-        """Incurred events of committed releases, and reserved events of the others."""
-        return merge_events(event for charge in self.charges.values() for event in charge.incurred_events)
-
-    @property
-    def guarantee(self) -> Guarantee | None:
-        """Guarantee of all releases together: the composition of the reserved events, or the cap if the cap is smaller.
-
-        If the owner chose a release after seeing an earlier one, the guarantee is the cap, which the filter enforces.
-        None if a release of the account used seeded noise, because nothing can be claimed then.
-        """
-        return self.compute_guarantee(self.reserved_events) if self.is_private else None
-
-    @property
-    def ex_post_guarantee(self) -> Guarantee | None:
-        """Composition of the incurred events, no guarantee if these depend on votes. None as for ``guarantee``."""
-        return self.compute_guarantee(self.incurred_events) if self.is_private else None
 
     def compute_guarantee(self, events: Iterable[PrivacyEvent], *, cap_holds: bool = True) -> Guarantee | None:
         """Compose events of the account by the accountant with the smallest epsilon, or return the cap if smaller.
@@ -207,28 +229,6 @@ class Account:
     def admits(self, events: Iterable[PrivacyEvent]) -> bool:
         """Whether a release with these events fits under the cap now."""
         return not self.is_closed and self.filter.admits_release(events, self.total_cost)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """The guarantee of some reservations together.
-
-    Attributes:
-        guarantee: Composition of the reserved events. None if one of the reservations used seeded noise.
-        ex_post_guarantee: Composition of the incurred events. None as for ``guarantee``.
-        reserved_events: Reserved events.
-        charges: Charges by reservation id.
-    """
-
-    guarantee: Guarantee | None
-    ex_post_guarantee: Guarantee | None
-    reserved_events: tuple[PrivacyEvent, ...]
-    charges: Mapping[str, Charge]
-
-    @property
-    def is_private(self) -> bool:
-        """Whether all reservations used secret noise."""
-        return self.guarantee is not None
 
 
 def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:

@@ -41,11 +41,6 @@ class Budget:
     """The terms under which a run charges an account. The ledger refuses terms that differ from those of the account.
 
     Attributes:
-        ledger: Ledger that holds the account.
-        account: Name of the account.
-        delta: Delta of the account.
-        adjacency: Neighboring relation.
-        unit: Kind of the privacy unit.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         run: Name of the run's folder.
         kind: Kind of noise: "torch" (continuous), "discrete", or "by <library>" if a library draws the noise. An
@@ -53,6 +48,7 @@ class Budget:
         insecure_seed: Seed that makes noise repeatable and the run not private. None for secret noise.
         on_new_head: Function that stores the hash of the newest ledger entry outside the ledger, after each entry.
         first_charge_only: Whether a charge is refused if the account has any reservation.
+        once: Beginning of ``run`` that no other charge of the account may have. Empty for no such rule.
         held_out: Id of the rule by which the records of this run leave out units for tests. Empty for no such rule.
     """
 
@@ -67,6 +63,7 @@ class Budget:
     insecure_seed: int | None = None
     on_new_head: Callable[[str], object] = do_nothing
     first_charge_only: bool = False
+    once: str = ""
     held_out: str = ""
 
     def __post_init__(self) -> None:
@@ -101,6 +98,10 @@ class Budget:
     def _terms(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in ("delta", "adjacency", "unit", "held_out")} | {"noise": self.kind}
 
+    @property
+    def _conditions(self) -> dict[str, Any]:
+        return {"terms": self._terms, "first_charge_only": self.first_charge_only, "once": self.once}
+
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Raise ValueError if the value has another adjacency than the account."""
         if sensitivity.adjacency not in (None, self.adjacency):
@@ -109,7 +110,7 @@ class Budget:
 
     def check_events(self, events: Iterable[PrivacyEvent]) -> None:
         """Raise the error that ``spend`` would raise for these events now. Nothing is charged."""
-        self.ledger.check_events(self.account, events, terms=self._terms, first_charge_only=self.first_charge_only)
+        self.ledger.check_events(self.account, events, **self._conditions)
 
     @contextmanager
     def spend(
@@ -135,8 +136,7 @@ class Budget:
             purpose=purpose,
             noise=self.kind,
             insecure=not self.secret,
-            first_charge_only=self.first_charge_only,
-            terms=self._terms,
+            **self._conditions,
         )
         with self._open_spending(reservation, {}) as spending:
             yield spending

@@ -27,7 +27,6 @@ from typing import Any
 
 LEDGER_SCHEMA_VERSION = 1
 APPLICATION_ID = 0x50415445  # "PATE"
-_SQLITE_MAGIC = b"SQLite format 3\0"
 GENESIS_HASH = "0" * 64
 LOCK_TIMEOUT_SECONDS = 60.0
 SCHEMA = {
@@ -97,7 +96,7 @@ class HashChain:
                 raise self._damaged_error("the file is gone, but its write-ahead log is still there")
             with suppress(FileExistsError):  # another process may have created the ledger
                 create_file(self.path, [encode_genesis()])
-        check_is_database(self.path)
+        check_is_filled(self.path)
         self._begin_use()
         with self._translated_errors():
             self._db = connect(self.path, readonly)
@@ -343,20 +342,17 @@ def _get_wal_path(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def check_is_database(path: Path) -> None:
-    """Raise LedgerError if the file is missing, empty or no database. SQLite would fill an empty file."""
+def check_is_filled(path: Path) -> None:
+    """Raise LedgerError if the file is missing or empty. SQLite would fill an empty file."""
     try:
-        with path.open("rb") as file:
-            file_magic = file.read(len(_SQLITE_MAGIC))
+        size = path.stat().st_size
     except FileNotFoundError as error:
         message = "does not exist. Restore a backup, or name the folder of the ledger (PATE_HOME)."
         raise MissingLedgerError(f"ledger={str(path)!r}: {message}") from error
     except OSError as error:
         raise LedgerError(f"ledger={str(path)!r}: {error}. Check the path and its permissions.") from error
-    if not file_magic:
+    if not size:
         raise LedgerError(f"ledger={str(path)!r}: is empty, so its charges are lost. {RESTORE_HINT}")
-    if file_magic != _SQLITE_MAGIC:
-        raise LedgerError(f"ledger={str(path)!r}: is not a database. {RESTORE_HINT}")
 
 
 def create_file(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -16,13 +16,19 @@ from typing import Any, Final
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.privacy.schema import factorize, is_missing, normalize_class_name, parse_numbers, to_text_columns
+from pate_torch.privacy.schema import (
+    MAX_CATEGORIES,
+    factorize,
+    is_missing,
+    map_distinct,
+    normalize_class_name,
+    parse_numbers,
+    to_text_columns,
+)
 
 KINDS: Final = ("category", "boolean", "integer", "real", "date")
 OTHER: Final = "other"
 """Text of a value that is not listed."""
-MAX_VALUES: Final = 64
-"""Largest number of categories that are read off public rows."""
 NUM_BINS: Final = 16
 """Number of bins of a column of numbers, unless another one is declared."""
 _BOOLEANS = {"true": "true", "1": "true", "yes": "true", "false": "false", "0": "false", "no": "false"}
@@ -34,7 +40,6 @@ class DomainColumn:
     """One column of a table.
 
     Attributes:
-        name: Name of the column.
         kind: One of ``KINDS``.
         values: Categories in order. Empty for other kinds.
         edges: Limits of the bins in increasing order; a value in [edge, next edge) has the bin's code, and values
@@ -81,14 +86,8 @@ class DomainColumn:
         """PRIVATE. Compute the code of each cell of a column of texts, int64 [N]."""
         if not self.is_number:
             code_by_value = {value: code for code, value in enumerate(self.names) if code}
-            distinct, index_N = factorize(text)
-            codes = [self._encode_category(value, code_by_value) for value in distinct]
-            return np.array(codes, dtype=np.int64)[index_N]
-        if self.kind == "date":
-            distinct, index_N = factorize(text)
-            number_N = np.array([_parse_date(value) for value in distinct])[index_N]
-        else:
-            number_N = parse_numbers(text)
+            return map_distinct(text, lambda value: self._encode_category(value, code_by_value), np.int64)
+        number_N = map_distinct(text, _parse_date, np.float64) if self.kind == "date" else parse_numbers(text)
         code_N = np.searchsorted(np.array(self.edges[1:-1]), number_N, side="right") + 1
         return np.where(np.isfinite(number_N), code_N, 0).astype(np.int64)
 
@@ -133,7 +132,6 @@ class TableDomain:
     """Releasable. The columns of a table with their codes.
 
     Attributes:
-        columns: Columns in order.
         target: Name of the column whose relations with pairs of other columns are kept. None if there is none.
         source: Whether the domain was "declared" or "read off public rows".
     """
@@ -181,7 +179,7 @@ class TableDomain:
         """Read a domain off PUBLIC rows: types, categories, and quantiles as the limits of ``NUM_BINS`` bins.
 
         Raises:
-            ValueError: A column has no values, or more than ``MAX_VALUES`` categories.
+            ValueError: A column has no values, or more than ``MAX_CATEGORIES`` categories.
         """
         table = to_text_columns(public)
         columns = tuple(_infer_column(name, text) for name, text in table.items())
@@ -253,24 +251,23 @@ def _parse_date(text: str) -> float:
 
 def _infer_column(name: str, text: Any) -> DomainColumn:
     """Infer the type and the codes of a column of PUBLIC texts."""
-    distinct, index_P = factorize(text)
-    present = [value for value in distinct if not is_missing(value)]
+    present = [value for value in factorize(text)[0] if not is_missing(value)]
     if not present:
         raise checks.error(f"public.{name}", "", "has no values", "Declare the column in a schema, or leave it out.")
     if {value.casefold() for value in present} <= {"true", "false"}:
         return DomainColumn(name=name, kind="boolean")
-    dates, numbers = np.array(list(map(_parse_date, distinct))), parse_numbers(distinct)
-    is_present = np.array([not is_missing(value) for value in distinct])
-    if np.isfinite(dates[is_present]).all() and np.isnan(numbers[is_present]).all():
-        return DomainColumn(name=name, kind="date", edges=_make_quantiles(dates[index_P], is_whole=True))
-    if np.isfinite(numbers[is_present]).all():
-        is_whole = bool((numbers[is_present] % 1 == 0).all())
-        if len(set(numbers[is_present])) > (NUM_BINS if is_whole else 1):
-            kind = "integer" if is_whole else "real"
-            return DomainColumn(name=name, kind=kind, edges=_make_quantiles(numbers[index_P], is_whole=is_whole))
+    numbers = parse_numbers(present)
+    if np.isnan(numbers).all() and np.isfinite(list(map(_parse_date, present))).all():
+        day_P = map_distinct(text, _parse_date, np.float64)
+        return DomainColumn(name=name, kind="date", edges=_make_quantiles(day_P, is_whole=True))
+    if np.isfinite(numbers).all():
+        is_whole = bool((numbers % 1 == 0).all())
+        if len(set(numbers)) > (NUM_BINS if is_whole else 1):
+            edges = _make_quantiles(parse_numbers(text), is_whole=is_whole)
+            return DomainColumn(name=name, kind="integer" if is_whole else "real", edges=edges)
     values = sorted(set(map(normalize_class_name, present)) - {OTHER})
-    if len(values) > MAX_VALUES:
-        problem = f"has {len(values)} different values, more than {MAX_VALUES}"
+    if len(values) > MAX_CATEGORIES:
+        problem = f"has {len(values)} different values, more than {MAX_CATEGORIES}"
         raise checks.error(f"public.{name}", values[0], problem, "Declare the column in a schema, or leave it out.")
     return DomainColumn(name=name, kind="category", values=tuple(values))
 

@@ -58,8 +58,6 @@ class Reservation:
     """A release whose worst case has been charged and that has not been committed.
 
     Attributes:
-        id: Id of the reservation in the ledger.
-        reserved_events: Events of the worst case.
         incurred_events: Events incurred before the release was resumed. None if it was not resumed.
     """
 
@@ -202,24 +200,28 @@ class Ledger:
         noise: str = "",
         insecure: bool = False,
         first_charge_only: bool = False,
+        once: str = "",
         terms: Mapping[str, Any] | None = None,
     ) -> Reservation:
         """Charge the worst case of a release before any noise is drawn; see ``Charge`` for the facts that are recorded.
 
         A release with ``insecure`` (seeded) noise is NOT PRIVATE, and is charged and marked. With ``first_charge_only``
         the charge is refused if the account has any reservation, even an unfinished one; releases that their first
-        answers stopped do not count. ``terms`` must equal the terms of the account, and are not checked if None.
+        answers stopped do not count. With ``once`` the charge is refused if the ``run`` of another charge begins with
+        ``once``. ``terms`` must equal the terms of the account, and are not checked if None.
 
         Raises:
             BudgetExceeded: The release would exceed the cap.
-            ValueError: ``first_charge_only`` or ``terms`` are violated.
+            ValueError: ``first_charge_only``, ``once`` or ``terms`` are violated.
             LedgerError: The charge cannot be written.
         """
         checks.boolean("insecure", insecure)
         with self._chain.transaction():
             state = self._find_account(account)
             events = state.filter.choose_failures(events, state.total_cost)
-            requested_cost = self.check_events(account, events, terms=terms, first_charge_only=first_charge_only)
+            requested_cost = self.check_events(
+                account, events, terms=terms, first_charge_only=first_charge_only, once=once
+            )
             reservation = Reservation(id=run_folders.make_hex_id(), reserved_events=events)
             facts = {
                 "reservation": reservation.id,
@@ -241,6 +243,7 @@ class Ledger:
         *,
         terms: Mapping[str, Any] | None = None,
         first_charge_only: bool = False,
+        once: str = "",
     ) -> FilterCost:
         """Return the cost of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
         with self.exclusive_access():
@@ -249,6 +252,8 @@ class Ledger:
             state = self._find_account(account)
             if state.is_closed:
                 raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+            if once and any(charge.run.startswith(once) for charge in state.charges.values()):
+                raise LedgerError(f"account={account!r}: was already charged for {once.strip()!r}. Nothing was drawn.")
             events = state.filter.choose_failures(events, state.total_cost)
             requested_cost = state.filter.compute_cost(events)
             if first_charge_only and state.has_release:
@@ -343,19 +348,7 @@ class Ledger:
                 fix = "Open the ledger in which it was made."
                 raise LedgerError(f"reservation={identity!r}: is not in account {account!r}. {fix}")
             claimed[identity] = state.charges[identity]
-        reserved_events = tuple(event for charge in claimed.values() for event in charge.reserved_events)
-        guarantee = ex_post_guarantee = None
-        # The composition needs secret noise in these charges, and the cap needs secret noise in all charges.
-        if not any(charge.insecure for charge in claimed.values()):
-            incurred_events = (event for charge in claimed.values() for event in charge.incurred_events)
-            guarantee = state.compute_guarantee(reserved_events, cap_holds=state.is_private)
-            ex_post_guarantee = state.compute_guarantee(incurred_events, cap_holds=state.is_private)
-        return Claim(
-            guarantee=guarantee,
-            ex_post_guarantee=ex_post_guarantee,
-            reserved_events=reserved_events,
-            charges=MappingProxyType(claimed),
-        )
+        return Claim(account=state, charges=MappingProxyType(claimed))
 
     # ---- the chain ----------------------------------------------------------------------------------------------
 

@@ -112,17 +112,11 @@ class NoiseSource:
 
     def draw_gaussian(self, shape: tuple[int, ...], sigma: float | Fraction, device: torch.device) -> Tensor:
         """Draw independent N(0, sigma^2), float64, or discrete Gaussians of this parameter, int64; sigma in votes."""
-        checks.positive("sigma", sigma)
-        if self.kind == "discrete":
-            return self._draw_discrete(shape, "sigma", sigma).to(device)
-        return self._fill_blocks(self._make_normal_block, shape).mul_(float(sigma)).to(device)
+        return self._draw_scaled(shape, "sigma", sigma, self._make_normal_block).to(device)
 
     def draw_laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
         """Draw independent Lap(scale), float64, or discrete Laplaces of this parameter, int64; scale in votes."""
-        checks.positive("scale", scale)
-        if self.kind == "discrete":
-            return self._draw_discrete(shape, "scale", scale).to(device)
-        return self._fill_blocks(self._make_laplace_block, shape).mul_(scale).to(device)
+        return self._draw_scaled(shape, "scale", scale, self._make_laplace_block).to(device)
 
     def _make_uniform_block(self, size: int) -> Tensor:
         if self._generator is not None:
@@ -163,7 +157,12 @@ class NoiseSource:
                 pass
         return values
 
-    def _draw_discrete(self, shape: tuple[int, ...], name: str, value: float | Fraction) -> Tensor:
+    def _draw_scaled(
+        self, shape: tuple[int, ...], name: str, value: float | Fraction, make_block: Callable[[int], Tensor]
+    ) -> Tensor:
+        checks.positive(name, value)
+        if self.kind != "discrete":
+            return self._fill_blocks(make_block, shape).mul_(float(value))
         self._check_draw_allowed()
         max_value = MAX_LARGE_SCALE if name == "sigma" else MAX_DISCRETE_SCALE
         if not value <= max_value:

@@ -23,7 +23,6 @@ class Partition(ABC):
     """A rule that assigns privacy units to shards.
 
     Attributes:
-        name: Name of the rule in settings and reports.
         adjacency: Neighboring relation that the shards justify: "add_remove" or "replace_one".
     """
 
@@ -52,7 +51,6 @@ class AddRemove(Partition):
     number of units is private, so it does not limit the number of teachers.
 
     Attributes:
-        name: Name of the partition.
         capacity: Largest number of records in a shard. Records beyond it are dropped in hash order, so a unit can
             displace records of its shard only. With a capacity the shape of the shards, [K, capacity], does not depend
             on the records. None if there is no limit.
@@ -129,8 +127,6 @@ class DatasetFacts:
 
     Attributes:
         spec: Shape, classes and declared size of the data.
-        pool: The public points.
-        unit: Kind of the privacy unit.
         partition: Rule that assigns units to shards. It fixes the adjacency.
         num_units: Number of private records under ``replace_one``, where this number is public. None under
             ``add_remove``.

@@ -52,10 +52,7 @@ class DataSpec:
     """Public facts about a data set, fixed before any private record is read.
 
     Attributes:
-        name: Declared name of the data set.
         num_classes: Number C of classes.
-        input_shape: Shape of a point.
-        class_names: Name of each class, C entries.
         mean: Normalization mean for each channel (of images, after x/255) or each feature. It is never a statistic of
             private records.
         std: Normalization standard deviation, in the same form as ``mean``.
@@ -198,7 +195,6 @@ class EncoderCard:
         tokenizer_sha256: SHA-256 of the tokenizer file. None if there is none.
         module: Class name of the module. None if the encoder is no module.
         options: Other settings that affect the features (``ENCODER_OPTION_CHECKS``).
-        license: Declared license for use and redistribution. None if it is not declared.
         trained_on: Declared training data. None if they are not declared.
         disjoint: Whether the owner declares that no private record was among the training data.
         points: Specification of the encoder's input. None if the data are features already.
@@ -489,8 +485,6 @@ class Evaluation:
     """Test records, and labels that measure accuracy and that no student is trained on.
 
     Attributes:
-        x: Test points.
-        y: Test labels.
         pool_y: True labels of the public pool, which are public, too. None if they are not known.
         public: Whether accuracies on the test set may be published. False if the test set was split off private data.
     """
@@ -507,9 +501,6 @@ class PublicAsset:
 
     Attributes:
         role: Use of the asset, such as "public points" or "encoder".
-        name: Name of the asset.
-        sha256: SHA-256 of its content.
-        licence: License for its use.
         source: Place from which the asset was obtained.
         trained_on: Training data of a trained asset. If they contained private records, the guarantee would not hold.
     """
@@ -545,10 +536,6 @@ class Dataset:
     """PRIVATE. Data set that a source loads, with private records, public points and test records.
 
     Attributes:
-        spec: Public facts.
-        private: PRIVATE. Private records.
-        pool: Public points.
-        evaluation: Test records.
         adjacencies: Neighboring relations under which a change of one unit leaves the position and the role (private
             or public) of every other record unchanged.
         advice: Advice for a run whose neighboring relation is not among ``adjacencies``.
@@ -707,7 +694,6 @@ class Release:
         query_Q: Indices of the queried points in the pool, in the order of the queries.
         label_Q: Labels, int64, NO_ANSWER (-1) where a query has no answer.
         events: Privacy events that were incurred.
-        reserved_events: Privacy events that were reserved.
         noisy_counts: Noisy counts behind the labels. None if they were not released.
         score_QC: Class scores in [0, 1] behind the labels, NaN where unanswered. None if they were not released.
         queries_per_round: Number of queries in each round. Empty if there was one round.
@@ -785,7 +771,6 @@ class MechanismContext:
 
     Attributes:
         num_queries: Number of queries planned for this release, over all rounds.
-        rounds: Number of planned rounds.
         round_index: Index of this round, from 0.
         num_failures: Number of earlier queries without an answer.
         num_answered: Number of earlier queries with an answer.

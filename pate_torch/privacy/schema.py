@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,12 +26,7 @@ _NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # fewer texts than floa
 
 
 class TooManyCategoriesError(ValueError):
-    """Public records have more values in a column than ``max_categories``.
-
-    Attributes:
-        column: Name of the column.
-        count: Number of different values.
-    """
+    """Public records have more values in a column than ``max_categories``."""
 
     def __init__(self, column: str, count: int, max_categories: int) -> None:
         message = f"column {column!r} has {count} different public values"
@@ -45,7 +40,6 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: Name of the column.
         categories: Values of the column, of which each becomes a feature that is 0 or 1. None if the column is numeric.
         fill: Number that replaces a missing number. None if a missing number is an error.
     """
@@ -62,11 +56,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Releasable. The columns of a table, in the order of their features.
-
-    Attributes:
-        columns: Columns that are used.
-    """
+    """Releasable. The columns of a table that are used, in the order of their features."""
 
     columns: tuple[Column, ...]
 
@@ -100,17 +90,9 @@ class TableSchema:
         columns = []
         for name, text in table.items():
             if name in declared_categories:
-                values: Iterable[str] | None = [normalize_class_name(value) for value in declared_categories[name]]
+                columns.append(Column(name, tuple(map(normalize_class_name, declared_categories[name]))))
             else:
-                values = _infer_categories(text)
-                if (dates := [value for value in values or () if value]) and all(map(_DATE.match, dates)):
-                    problem = f"column {name!r} holds dates, which are neither numbers nor categories"
-                    fix = "Replace the dates by numbers, such as days since a fixed date, or list them in categories."
-                    raise checks.error("public", dates[0], problem, fix)
-            column = Column(name, None if values is None else tuple(values))
-            if name not in declared_categories and len(column.categories or ()) > max_categories:
-                raise TooManyCategoriesError(name, len(column.categories or ()), max_categories)
-            columns.append(column)
+                columns.append(Column(name, _infer_categories(name, text, max_categories)))
         return cls(tuple(columns))
 
     @property
@@ -247,14 +229,12 @@ class TableSchema:
     def with_fill_values(self, public: Any) -> TableSchema:
         """Return a schema that fills missing numbers by the mean of the column's PUBLIC values, or 0 without values."""
         x_ND = self.encode(public, unknown="zeros", missing="nan").astype(np.float64)
-        features = iter(range(self.num_features))
-        columns = []
-        for column in self.columns:
-            indices = [next(features) for _ in column.features]
+        columns, numeric_indices = list(self.columns), iter(self.numeric_indices)
+        for place, column in enumerate(columns):
             if column.categories is None:
-                finite_values = x_ND[:, indices[0]][np.isfinite(x_ND[:, indices[0]])]
-                column = replace(column, fill=float(finite_values.mean()) if len(finite_values) else 0.0)
-            columns.append(column)
+                number_N = x_ND[:, next(numeric_indices)]
+                finite_values = number_N[np.isfinite(number_N)]
+                columns[place] = replace(column, fill=float(finite_values.mean()) if len(finite_values) else 0.0)
         return TableSchema(tuple(columns))
 
     def _is_numeric(self) -> bool:
@@ -275,12 +255,19 @@ def is_number(text: str) -> bool:
     return _NUMBER_PATTERN.fullmatch(text) is not None
 
 
-def _infer_categories(text: Any) -> list[str] | None:
-    """Return the categories of a column. None if all values are numbers or missing."""
+def _infer_categories(name: str, text: Any, max_categories: int) -> tuple[str, ...] | None:
+    """Return the categories of a column of PUBLIC texts. None if all values are numbers or missing."""
     values = factorize(text)[0] if np.isnan(parse_numbers(text)).any() else []
-    if all(value.casefold() in _MISSING_TEXTS or not math.isnan(_parse_number(value)) for value in values):
+    if all(is_missing(value) or not math.isnan(_parse_number(value)) for value in values):
         return None
-    return sorted(set(map(normalize_class_name, values)))
+    categories = tuple(sorted(set(map(normalize_class_name, values))))
+    if (dates := [value for value in categories if value]) and all(map(_DATE.match, dates)):
+        problem = f"column {name!r} holds dates, which are neither numbers nor categories"
+        fix = "Replace the dates by numbers, such as days since a fixed date, or list them in categories."
+        raise checks.error("public", dates[0], problem, fix)
+    if len(categories) > max_categories:
+        raise TooManyCategoriesError(name, len(categories), max_categories)
+    return categories
 
 
 def factorize(text: Any) -> tuple[list[str], np.ndarray]:
@@ -290,6 +277,12 @@ def factorize(text: Any) -> tuple[list[str], np.ndarray]:
         return list(index_by_value), np.array([index_by_value[value] for value in text], dtype=np.int64)
     encoded = text.dictionary_encode().combine_chunks()
     return list(map(format_value, encoded.dictionary.to_pylist())), encoded.indices.to_numpy()
+
+
+def map_distinct(text: Any, convert: Callable[[str], Any], dtype: Any) -> np.ndarray:
+    """Convert each value of a column of texts alone, [N], and each distinct value once."""
+    values, index_N = factorize(text)
+    return np.array(list(map(convert, values)), dtype=dtype)[index_N]
 
 
 def is_missing(value: Any) -> bool:
@@ -311,8 +304,7 @@ def parse_numbers(text: Any) -> np.ndarray:
     try:
         return text.cast("double").to_numpy()
     except ValueError:  # Arrow accepts fewer texts than float(), with the same results
-        values, index_N = factorize(text)
-        return parse_numbers(values)[index_N]
+        return map_distinct(text, _parse_number, np.float64)
 
 
 def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -326,17 +318,14 @@ def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarr
         block = parse_numbers(text)[:, None].astype(np.float32)
     bad_N = ~np.isfinite(block[:, 0])
     if column.fill is not None:
-        values, index_N = ([""], np.zeros(len(text), dtype=np.int64)) if fills_all else factorize(text)
-        is_filled_N = bad_N & np.array([value.casefold() in _MISSING_TEXTS for value in values], dtype=bool)[index_N]
+        is_filled_N = bad_N if fills_all else bad_N & map_distinct(text, is_missing, bool)
         block[is_filled_N], bad_N = column.fill, bad_N & ~is_filled_N
     return block, bad_N
 
 
 def _encode_one_hot(text: Any, categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     code_by_category = {value: code for code, value in enumerate(categories)}
-    values, index_N = factorize(text)
-    codes = [code_by_category.get(normalize_class_name(value), -1) for value in values]
-    code_N = np.array(codes, dtype=np.int64)[index_N]
+    code_N = map_distinct(text, lambda value: code_by_category.get(normalize_class_name(value), -1), np.int64)
     return (code_N[:, None] == np.arange(len(categories))).astype(np.float32), code_N < 0
 
 

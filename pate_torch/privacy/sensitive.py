@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +87,21 @@ VOTE_SENSITIVITY = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Votes:
+class _Counts:
+    """PRIVATE. Counts of each class for each query, integers [Q, C]."""
+
+    counts_QC: Tensor
+
+    def __len__(self) -> int:
+        return self.counts_QC.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        return self.counts_QC.shape[1]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Votes(_Counts):
     """PRIVATE. Vote counts, to which each teacher contributes one vote a row.
 
     Attributes:
@@ -97,7 +111,6 @@ class Votes:
             teacher, whose vote may change in every row. Votes with another dependence on units need another value.
     """
 
-    counts_QC: Tensor
     num_teachers: int
     sensitivity: Sensitivity = VOTE_SENSITIVITY
 
@@ -117,13 +130,6 @@ class Votes:
             if low < 0 or high > self.num_teachers or min_total != self.num_teachers or max_total != self.num_teachers:
                 problem = "every row must be non-negative and sum to num_teachers (one teacher, one vote)"
                 raise ValueError(f"votes: {problem}")
-
-    def __len__(self) -> int:
-        return self.counts_QC.shape[0]
-
-    @property
-    def num_classes(self) -> int:
-        return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> Votes:
         return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
@@ -234,8 +240,12 @@ def make_vector_sum_sensitivity(adjacency: str, size: int) -> Sensitivity:
 
     Adding or removing a unit moves the sum by one such vector. Replacing a unit moves it by the difference of two.
     """
-    num_vectors = {"add_remove": 1.0, "replace_one": 2.0}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
+    num_vectors = float(_count_contributions(adjacency))
     return Sensitivity(l1=num_vectors * math.sqrt(size), l2=num_vectors, linf=num_vectors, adjacency=adjacency)
+
+
+def _count_contributions(adjacency: str) -> int:
+    return {"add_remove": 1, "replace_one": 2}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
 
 
 def make_record_sum_sensitivity(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
@@ -253,7 +263,7 @@ def make_table_sensitivity(num_tables: int, adjacency: str) -> Sensitivity:
 
     Adding or removing a unit changes one count of each table by 1. Replacing a unit changes two.
     """
-    changes = num_tables * {"add_remove": 1, "replace_one": 2}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
+    changes = num_tables * _count_contributions(adjacency)
     return Sensitivity(l1=float(changes), l2=math.sqrt(changes), linf=1.0, adjacency=adjacency)
 
 
@@ -262,7 +272,7 @@ COUNT_SENSITIVITY = {adjacency: make_table_sensitivity(1, adjacency) for adjacen
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CellHistogram:
+class CellHistogram(_Counts):
     """PRIVATE. Number of units of each class in the cell of each query. The whole table counts each unit once.
 
     Attributes:
@@ -271,7 +281,6 @@ class CellHistogram:
         cell_P: Releasable. The row whose cell holds each public point, int64 [P].
     """
 
-    counts_QC: Tensor
     sensitivity: Sensitivity
     cell_P: Tensor
 
@@ -282,20 +291,23 @@ class CellHistogram:
         if len(counts) and int(counts.min()) < 0:
             raise ValueError("cells: counts must be non-negative")
 
-    def __len__(self) -> int:
-        return self.counts_QC.shape[0]
-
-    @property
-    def num_classes(self) -> int:
-        return self.counts_QC.shape[1]
-
     def select(self, index_Q: Tensor) -> CellHistogram:
         """Select the counts of some queries, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
 
+class _WholeTable:
+    """A value whose numbers are answered together, as one query."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def select(self, index_Q: Tensor) -> Self:
+        return self
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class MarginalTables:
+class MarginalTables(_WholeTable):
     """PRIVATE. Marginal tables: the number of units with each combination of codes of some columns.
 
     Attributes:
@@ -326,16 +338,9 @@ class MarginalTables:
             tables.append(torch.bincount(cell_U, minlength=math.prod(sizes[column] for column in clique)))
         return cls(torch.cat(tables), make_table_sensitivity(len(cliques), adjacency))
 
-    def __len__(self) -> int:
-        return 1
-
     @property
     def num_classes(self) -> int:
         return len(self.counts_M)
-
-    def select(self, index_Q: Tensor) -> MarginalTables:
-        """Return all tables, which are answered together."""
-        return self
 
 
 UNIT_COUNT_GRID = 1 << 16
@@ -348,7 +353,7 @@ UNIT_COUNT_SENSITIVITY = {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class UnitCounts:
+class UnitCounts(_WholeTable):
     """PRIVATE. Number of units in each class, and sum of their shares of numeric values outside the public range.
 
     Attributes:
@@ -375,15 +380,9 @@ class UnitCounts:
         counts_C = torch.bincount(y_U, minlength=num_classes)
         return cls(counts_C, outside_U.clamp(0, OUTSIDE_STEPS).sum(), UNIT_COUNT_SENSITIVITY[adjacency])
 
-    def __len__(self) -> int:
-        return 1
-
     @property
     def num_classes(self) -> int:
         return len(self.counts_C)
-
-    def select(self, index_Q: Tensor) -> UnitCounts:
-        return self
 
 
 GRID_STEPS = 1 << 15

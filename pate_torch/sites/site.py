@@ -119,8 +119,9 @@ class Site:
         fingerprint = TeacherStore(self.home).compute_content_fingerprint(table.records)
         with open_ledger(self.home) as ledger, ExitStack() as stack:
             account = self._open_account(ledger, self.account, charter, None, events)
-            name = f"charter {charter.digest.hex()} slot {current_round.slot} round {current_round.digest.hex()}"
-            options = {"run": name, "fingerprint": fingerprint, "on_new_head": table.on_new_head}
+            slot = f"charter {charter.digest.hex()} slot {current_round.slot} "
+            name = f"{slot}round {current_round.digest.hex()}"
+            options = {"run": name, "once": slot, "fingerprint": fingerprint, "on_new_head": table.on_new_head}
             budget = Budget.from_account(ledger, account.name, **options)
             budget.check_adjacency(table.sensitivity)
             self._check_copies(account, charter, current_round.slot, source)

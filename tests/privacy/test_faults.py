@@ -28,7 +28,6 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.release import store as release_store
-from pate_torch.teachers.store import TeacherStore
 from tests import ROOT, killed_runs
 from tests.command_runs import TINY, ledger_entries, train
 from tests.killed_runs import fork_server, half_written, lines, plan, readable, reservations, unsound
@@ -63,12 +62,11 @@ def learnt(home: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def undisturbed(processes, tmp_path_factory):
-    """(what an uninterrupted run learnt, its number of steps, its seconds)."""
+    """(what an uninterrupted run learnt, its number of steps)."""
     home = tmp_path_factory.mktemp("undisturbed")
-    began = time.monotonic()
     assert ended(start(processes, killed_runs.run, home, "only", None)) == [0]
     assert lines(home / "draws.txt") == ["1"]  # the noise is watched
-    return learnt(home), int((home / "steps.txt").read_text()), time.monotonic() - began
+    return learnt(home), int((home / "steps.txt").read_text())
 
 
 def assert_charged(home: Path) -> None:
@@ -88,15 +86,12 @@ def assert_charged(home: Path) -> None:
             assert ledger.get_account("blobs").guarantee.epsilon >= price * (1 - 1e-9)
 
 
-def killed_then_run_again(processes, home, undisturbed, kill) -> None:
-    """``kill(child)`` ends the first attempt; the second finishes, learns the same, and all is charged.
+def killed_then_run_again(processes, home, undisturbed, kill_at) -> None:
+    """The first attempt is killed at this step; the second finishes, learns the same, and all is charged.
 
     Where the answers of the first are paid for and written down, the second finishes that release in its folder.
     """
-    child = start(processes, killed_runs.run, home, "first", kill if isinstance(kill, int) else None)
-    if not isinstance(kill, int):
-        kill(child)
-    assert ended(child)[0] in (-signal.SIGKILL, 0)
+    assert ended(start(processes, killed_runs.run, home, "first", kill_at))[0] in (-signal.SIGKILL, 0)
     assert_charged(home)
     assert ended(start(processes, killed_runs.run, home, "second", None)) == [0]
     assert_charged(home)
@@ -114,9 +109,9 @@ def killed_then_run_again(processes, home, undisturbed, kill) -> None:
     assert release.label_Q.tolist() in readable(home).values()
 
 
-@pytest.mark.parametrize("share", [0.15, 0.6, 0.85])
-def test_a_run_killed_between_two_writes_goes_on(processes, tmp_path, undisturbed, share):
-    killed_then_run_again(processes, tmp_path, undisturbed, int(share * undisturbed[1]))
+def test_a_run_killed_between_two_writes_goes_on(processes, tmp_path, undisturbed):
+    """Here after the answers were written; the slow tests try every moment."""
+    killed_then_run_again(processes, tmp_path, undisturbed, int(0.85 * undisturbed[1]))
 
 
 @pytest.mark.slow(reason="fault injection: one run for each write")
@@ -127,23 +122,11 @@ def test_a_run_killed_between_any_two_writes_goes_on(processes, tmp_path, undist
         killed_then_run_again(processes, tmp_path / str(step), undisturbed, step)
 
 
-@pytest.mark.slow(reason="fault injection: fifty killed runs")
-def test_a_run_killed_at_fifty_random_moments_goes_on(processes, tmp_path, undisturbed):
-    moments = random.Random(0)
-
-    def kill(child):
-        time.sleep(moments.uniform(0, undisturbed[2]))
-        child.kill()
-
-    for attempt in range(50):
-        (tmp_path / str(attempt)).mkdir()
-        killed_then_run_again(processes, tmp_path / str(attempt), undisturbed, kill)
-
-
 def test_a_run_killed_again_and_again_goes_on(processes, tmp_path, undisturbed):
     """Leftovers of several attempts: partial files, folders, checkpoints, a release without its commit."""
     for number, share in enumerate((0.5, 0.75, 0.9)):
         ended(start(processes, killed_runs.run, tmp_path, f"attempt{number}", int(share * undisturbed[1])))
+        assert_charged(tmp_path)
     killed_then_run_again(processes, tmp_path, undisturbed, 10)
 
 
@@ -331,16 +314,13 @@ def fail(error):
 @pytest.mark.parametrize(
     ("place", "charged"),
     [
-        ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.groups.save_file", 0),
-        ("pate_torch.release.store.files.write_atomically", 0),  # the note of the unfinished call
         ("pate_torch.release.store.write", 1),
-        ("pate_torch.owner_metrics.save_file", 1),
-        ("pate_torch.session.save_student", 1),
         ("pate_torch.session.write_release", 1),
     ],
 )
 def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monkeypatch, place, charged):
+    """Before the charge, between charge and commit, and after it; test_failing_disk tries every operation."""
     with monkeypatch.context() as full:
         full.setattr(place, fail(OSError(28, "No space left on device")))
         line = train(tmp_path, monkeypatch=full).error
@@ -414,28 +394,9 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
         with pytest.raises(ArithmeticError):
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
-    assert_charged_without_draws(tmp_path)
-
-
-def assert_charged_without_draws(home: Path) -> None:
-    with Ledger(home / "ledger.sqlite") as ledger:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
         price = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
         assert ledger.get_account("blobs").guarantee.epsilon >= price * (1 - 1e-9)
-
-
-def test_a_mechanism_that_incurs_more_than_it_reserved_stays_charged_and_fails(tmp_path, monkeypatch):
-    """The budget loop that overshoots: an answer beyond the plan is never a silent discount."""
-    real = GNMax.release
-
-    def dearer(self, votes, noise, context):
-        answers = real(self, votes, noise, context)
-        return dataclasses.replace(answers, events=(*answers.events, *answers.events))
-
-    monkeypatch.setattr(GNMax, "release", dearer)
-    with pytest.raises(LedgerError, match="more than it reserved"):
-        pipeline.run(plan(tmp_path, "first"))
-    assert_charged_without_draws(tmp_path)
-    assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
 
 
 # ---- damaged, foreign and malicious files ----------------------------------------------------------------------------
@@ -497,86 +458,51 @@ def teachers_refused(teachers: Path, words: str) -> None:
 
 TENSORS = {
     "pickle": lambda file: file.write_bytes(pickle.dumps(Bomb())),
-    "torch pickle": lambda file: torch.save({"w": torch.zeros(2)}, file),
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-20]),
-    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1])),
     "empty": lambda file: file.write_bytes(b""),
-    "gone": lambda file: file.unlink(),
-    "other shapes": lambda file: save_file({"1.weight": torch.zeros(8, 9, 9)}, file),
     "huge header": lambda file: file.write_bytes(b"\xff" * 64),
 }
 
 
-@pytest.mark.parametrize("damage", TENSORS)
-def test_damaged_teachers_are_refused(damage, teachers):
-    TENSORS[damage](teachers / "group_000000.safetensors")
+def test_damaged_teachers_are_refused(teachers):
+    """Their checksum differs, whatever the damage; tests/teachers/test_store.py has more of both."""
+    TENSORS["pickle"](teachers / "group_000000.safetensors")
     teachers_refused(teachers, f"teachers {teachers.name}")
 
 
-@pytest.mark.parametrize("damage", [name for name in TENSORS if name not in ("gone", "one bit")])
-def test_damaged_votes_are_refused(damage, teachers):
+def test_damaged_votes_are_refused(teachers):
     """(A bit that turns one vote into another keeps no promise broken: the votes are the owner's own.)"""
     (votes,) = (teachers / "votes").glob("*.safetensors")
-    TENSORS[damage](votes)
-    teachers_refused(teachers, votes.name)
-
-
-def test_votes_that_count_a_teacher_twice_are_refused(teachers):
-    (file,) = (teachers / "votes").glob("*.safetensors")
-    counts = load_file(file)["counts_QC"]
-    counts[0, 0] += 1
-    save_file({"counts_QC": counts}, file)
+    counts, content = load_file(votes)["counts_QC"], votes.read_bytes()
+    for damage in TENSORS.values():
+        damage(votes)
+        teachers_refused(teachers, votes.name)
+        votes.write_bytes(content)
+    counts[0, 0] += 1  # a teacher twice
+    save_file({"counts_QC": counts}, votes)
     teachers_refused(teachers, "one teacher, one vote")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"id": "0" * 16}, "not this ensemble's manifest"),
-        ({"schema_version": 99}, "schema version"),
-        ({"num_teachers": 7}, "num_teachers|do not fit"),
         ({"sha256": "0" * 64}, "not this ensemble's manifest"),
-        ({"sha256": {"group_000000.safetensors": "0" * 64}}, "changed after it was saved"),
-        ({"fingerprint": "0" * 64}, "fingerprint"),
         ({"fingerprint": "../x"}, "fingerprint"),
         ({"dataset": "other"}, "dataset"),
         ({"partition": {"name": "replace_one"}}, "partition"),
-        ({"network": {"name": "os.system"}}, "do not fit|network"),
-        ({"spec": 3}, "do not fit"),
         ({"ledger_head": "0" * 64}, "another privacy ledger"),
-        *((text, "teachers [0-9a-f]{16}") for text in ("{", "[]", "null", "\x00")),
     ],
 )
-def test_an_edited_or_damaged_manifest_is_refused(changes, words, teachers):
-    if isinstance(changes, str):
-        (teachers / "manifest.json").write_text(changes)
-    else:
-        edit_json(teachers / "manifest.json", **changes)
+def test_a_manifest_that_does_not_fit_the_run_is_refused(changes, words, teachers):
+    edit_json(teachers / "manifest.json", **changes)
     teachers_refused(teachers, words)
 
 
-def test_the_manifest_of_another_ensemble_is_refused(home, teachers):
-    pipeline.run(plan(home, "other", num_teachers=6))
-    (other,) = {file.parent.name for file in home.glob("teachers/*/manifest.json")} - {teachers.name}
-    for name in ("manifest.json", "group_000000.safetensors"):
-        shutil.copy(home / "teachers" / other / name, teachers / name)
-        teachers_refused(teachers, "not this ensemble's manifest")
-
-
-@pytest.mark.parametrize("name", ["../x", "/etc", "..", ".", "", "0123456789ABCDEF", "0123456789abcde\n", "a" * 17])
-def test_an_id_that_is_a_path_is_refused(home, name):
+@pytest.mark.parametrize("name", ["../x", ".", "", "0123456789ABCDEF", "0123456789abcde\n", "a" * 17])
+def test_an_id_that_is_a_path_is_refused(tmp_path, name):
     for key in ("teachers", "labels"):
         with pytest.raises(ValueError, match="16 hexadecimal"):
-            plan(home, "again", **{key: name})
-    with pytest.raises(ValueError, match="16 hexadecimal"):
-        TeacherStore(home).load(name)
-
-
-def test_a_link_to_teachers_elsewhere_is_refused(home, tmp_path, teachers):
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move(teachers, elsewhere)
-    (home / "teachers" / ("f" * 16)).symlink_to(elsewhere)
-    refused(home, "not this ensemble's manifest", teachers="f" * 16, mechanism=GNMax(sigma=3.0))
+            plan(tmp_path, "again", **{key: name})
 
 
 EDITS = {
@@ -606,29 +532,12 @@ def test_an_edited_release_is_refused(home, key, labels, release):
     refused(home, words, labels=labels)
 
 
-def test_a_cheaper_price_written_into_a_release_is_refused(home, labels, release):
-    record = release / "release.json"
-    planned = json.loads(record.read_text())["planned"]
-    planned[0]["mu"] /= 10
-    edit_json(record, planned=planned, incurred=planned)
-    refused(home, "its planned", labels=labels)
-
-
-def rows_for(*rows: str):
-    """An edit that puts these rows below the head of the table."""
-    return lambda text: "\n".join([text.splitlines()[0], *rows]) + "\n"
-
-
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda text: text.replace("\n", "\nx", 1),
         lambda text: "\n".join(text.splitlines()[:-1]) + "\n",
-        lambda text: text + "0,0,0\n",
         lambda text: "",
-        lambda text: text.replace("query", "question"),
-        rows_for(*["0,1,1"] * 5),
-        *(rows_for(*(f"{q},{label},{label}" for q in range(5))) for label in (2, 7)),
+        lambda text: text.splitlines()[0] + "\n0,1,1" * 5 + "\n",
     ],
 )
 def test_edited_labels_are_refused(home, edit, labels, release):
@@ -644,15 +553,6 @@ def test_a_release_without_its_ledger_is_refused(home, labels):
     assert not (home / "ledger.sqlite").exists()
     pipeline.run(plan(home, "new", dataset=dataclasses.replace(killed_runs.blobs(), name="other")))  # makes a ledger
     refused(home, "never charged to the ledger here", labels=labels)
-
-
-def test_a_foreign_release_is_refused(home, tmp_path):
-    """Copied from somebody else's runs: this ledger never charged it."""
-    other = tmp_path / "other"
-    pipeline.run(plan(other, "foreign"))
-    shutil.copytree(other / "runs/blobs/gaussian/foreign", home / "runs/blobs/gaussian/foreign")
-    record = json.loads((other / "runs/blobs/gaussian/foreign/release/release.json").read_text())
-    refused(home, "never charged to the ledger here", labels=record["release_id"])
 
 
 def execute(*statements: str):
@@ -671,7 +571,7 @@ LEDGERS = {
     "cut": (lambda file: file.write_bytes(file.read_bytes()[:5000]), "damaged|malformed"),
     "empty": (lambda file: file.write_bytes(b""), "is empty"),
     "text": (lambda file: file.write_text("not a ledger, but long enough to look like one"), "not a database"),
-    "folder": (lambda file: (file.unlink(), file.mkdir()), "Is a directory|directory"),
+    "folder": (lambda file: (file.unlink(), file.mkdir()), "unable to open"),
     "newer": (execute("PRAGMA user_version = 99"), "newer version"),
     "edited": (execute("DROP TRIGGER no_update", EDIT), "damaged"),
 }

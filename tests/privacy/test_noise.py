@@ -151,15 +151,8 @@ def exact_cdf(kind: str, scale: Fraction, entries: int) -> list[mpmath.mpf]:
     """P(|Z| <= m) for m < entries."""
     s = mpmath.mpf(scale.numerator) / scale.denominator
     weight = (lambda m: mpmath.exp(-(m**2) / (2 * s**2))) if kind == "gaussian" else (lambda m: mpmath.exp(-m / s))
-    if kind == "gaussian":
-        total = (
-            mpmath.nsum(lambda m: 2 * weight(m), [1, mpmath.inf]) + 1
-            if s < 1
-            else mpmath.jtheta(3, 0, mpmath.exp(-1 / (2 * s**2)))
-        )
-    else:
-        q = weight(1)
-        total = (1 + q) / (1 - q)
+    q = weight(1)
+    total = mpmath.jtheta(3, 0, q) if kind == "gaussian" else (1 + q) / (1 - q)
     sums = [mpmath.mpf(1)]
     for m in range(1, entries):
         sums.append(sums[-1] + 2 * weight(m))

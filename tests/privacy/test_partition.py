@@ -34,7 +34,7 @@ ids = st.lists(st.text("abcxyz0189:é", min_size=1, max_size=6), min_size=1, max
 
 
 @given(ids=ids, seed=st.integers(0, 2**40), teachers=st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_hash_shards_equal_the_slow_rule_record_by_record(ids, seed, teachers):
     data = private(ids, "group:user")
     shards = AddRemove().make_shards(data, teachers, seed)
@@ -54,7 +54,7 @@ def test_hash_shards_equal_the_slow_rule_record_by_record(ids, seed, teachers):
 
 
 @given(ids=ids, seed=st.integers(0, 1000), victim=st.integers(0, 1000), capacity=st.sampled_from([None, 1, 3]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_removing_a_unit_changes_one_shard_and_no_order(ids, seed, victim, capacity):
     units = sorted(set(ids))
     if len(units) < 3:
@@ -83,17 +83,6 @@ def test_capacity_fixes_the_shape_and_keeps_the_first_by_hash():
     assert int(full.mask_KS.sum(1).max()) > 20
     assert all(cut.get_indices(k).tolist() == full.get_indices(k).tolist()[:20] for k in range(10))
     assert AddRemove(capacity=1000).make_shards(data, 10, 0).index_KS.shape == (10, 1000)
-
-
-def test_hash_shards_are_binomially_even_and_depend_on_the_seed():
-    data = private([str(i) for i in range(20_000)])
-    shards = AddRemove().make_shards(data, 50, 1)
-    sizes = shards.mask_KS.sum(1).double()
-    chi2 = float(((sizes - 400) ** 2 / 400).sum())
-    assert 23 < chi2 < 86  # chi-square(49), 0.1 % on either side: neither lumpy nor suspiciously equal
-    other = AddRemove().make_shards(data, 50, 2)
-    overlap = len(set(shards.get_indices(0).tolist()) & set(other.get_indices(0).tolist()))
-    assert overlap < 40  # 8 expected by chance, 400 if the seed had no say
 
 
 @pytest.mark.parametrize(("count", "teachers"), [(10, 3), (12, 4), (7, 7), (1000, 33), (5, 1)])
@@ -169,19 +158,14 @@ def test_a_partition_is_held_to_what_it_says():
         assign_shards(Mislabeled(), PrivateRecords.from_rows(x, y, names), 3, 0)
 
 
-def test_units_are_ids_or_positions():
-    private = PrivateRecords.from_rows(torch.arange(4.0)[:, None], torch.zeros(4).long(), list("baba"))
-    assert get_unit_ids(private, "add_remove").tolist() == list("baba")
-    assert get_unit_ids(private, "replace_one").tolist() == list("0123")
-    assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
-    assert select_one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]
-
-
 def test_one_record_of_a_unit_is_chosen_by_the_smallest_hash_or_is_the_first():
     data = private(list("abcab"), "group:user")
+    assert get_unit_ids(data, "add_remove").tolist() == list("abcab")
+    assert get_unit_ids(data, "replace_one").tolist() == list("01234")
     hash_N = np.array([5, 1, 9, 3, 7], dtype=np.uint64)
-    for adjacency, hashes, expected in [("add_remove", None, [0, 1, 2]), ("add_remove", hash_N, [3, 1, 2]),
-                                        ("replace_one", hash_N, [0, 1, 2, 3, 4])]:  # fmt: skip
+    cases = [("add_remove", None, [0, 1, 2]), ("add_remove", hash_N, [3, 1, 2])]
+    cases += [("replace_one", hashes, [0, 1, 2, 3, 4]) for hashes in (None, hash_N)]
+    for adjacency, hashes, expected in cases:
         selected = select_one_per_unit(data, adjacency, hashes)
         assert selected.x[:, 0].long().tolist() == expected
 

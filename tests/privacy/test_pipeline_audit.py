@@ -121,6 +121,7 @@ def test_halved_noise_is_found(asked, monkeypatch):
     assert proven(*(outcomes(*asked[canaries], RUNS) for canaries in (0, 1))) > CLAIMED
 
 
+@pytest.mark.slow(reason="statistical audit of whole runs")
 def test_a_record_in_two_shards_is_found(asked, without):
     assert proven(without, outcomes(*asked[2], RUNS)) > CLAIMED
 

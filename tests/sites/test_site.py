@@ -17,14 +17,14 @@ import pytest
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.core import files
 from pate_torch.privacy.accounts import BudgetExceeded
-from pate_torch.privacy.chain import HashChain
+from pate_torch.privacy.chain import HashChain, LedgerError
 from pate_torch.privacy.ledger import open_ledger
 from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.sites.joiner import Joiner
 from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.rounds import accept_sum, read_round
 from pate_torch.sites.shares import compute_events
-from pate_torch.sites.site import PURPOSE_SHARE
+from pate_torch.sites.site import PURPOSE_SHARE, Site
 from pate_torch.sites.tables import COUNT_STEPS, SiteTable, read_public_file
 from pate_torch.sites.training import make_vote_counts
 from tests.sites.site_tables import (
@@ -104,7 +104,7 @@ def test_a_cap_that_does_not_admit_the_price_is_refused_before_the_slot_is_spent
         assert secrets.next_slot == 1 and len(get_charges(site)) == 1
 
 
-def test_a_folder_that_was_restored_does_not_answer_a_slot_again(tmp_path):
+def test_a_folder_that_was_restored_does_not_answer_a_slot_again(tmp_path, monkeypatch):
     consortium = make_consortium(tmp_path)
     site, kind = consortium.sites[0], make_kind("histogram")
     path = site.state.folder / "secrets.json"
@@ -113,6 +113,11 @@ def test_a_folder_that_was_restored_does_not_answer_a_slot_again(tmp_path):
     site.answer(raw, public, consortium.data[0])
     path.write_bytes(copy)
     with pytest.raises(ValueError, match="the folder of keys is an old copy"):
+        site.answer(raw, public, consortium.data[0])
+    assert len(get_charges(site)) == 1
+    # A process with a copy of the folder that looked at the ledger before this charge must not charge the slot, either.
+    monkeypatch.setattr(Site, "_check_copies", lambda *_: None)
+    with pytest.raises(LedgerError, match=r"already charged for 'charter [0-9a-f]{64} slot 0'"):
         site.answer(raw, public, consortium.data[0])
     assert len(get_charges(site)) == 1
 
