@@ -205,7 +205,7 @@ class PATE:
             spend_anyway=self.spend_anyway,
             chosen_by=self.chosen_by,
         )
-        self.home = run_folders.check_root(run_folders.get_home_folder(self.home))
+        self.home = run_folders.find_home(self.home)
         self._data: Dataset | None = None
         self._stored_teachers: StoredEnsemble | None = None
         self._panel: Panel | None = None
