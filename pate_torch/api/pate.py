@@ -680,7 +680,6 @@ def _parse_evaluation(side: str, x: Array, y: Any, spec: DataSpec) -> Evaluation
 
 
 def _check_student(student: StudentAlgorithm | None, method: PrivateMethod, spec: DataSpec) -> None:
-    """Raise ValueError if the student cannot learn from the labels of the method."""
     if student is not None:
         method.check_student(student)
         with checks.prefixed_errors("student"):

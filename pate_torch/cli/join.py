@@ -153,7 +153,6 @@ def _make_encoder(settings: Sequence[str] | None) -> Any:
 
 
 def _read_settings(option: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Read settings KEY=VALUE, whose values are YAML."""
     values = {}
     for setting in settings:
         key, _, text = setting.partition("=")

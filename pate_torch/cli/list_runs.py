@@ -35,7 +35,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _load_summaries(folder: Path) -> list[dict[str, Any]]:
-    """Load the summary of each finished run, newest first, with the folder of the run as key ``run``."""
     dated_summaries = []
     for file in folder.glob("*/*/*/release/summary.json"):
         try:

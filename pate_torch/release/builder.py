@@ -84,14 +84,17 @@ def build_report(
     claim = ledger
     if not isinstance(claim, reports.AccountClaim):
         claim = compute_claim(claim, data.spec.name, record, release, reservation_ids)
+    teachers_id, is_reusable = record.get("teachers_id"), False
+    if teachers_id is not None and isinstance(ledger, Ledger):
+        is_reusable = TeacherStore(ledger.home).has_ensemble(teachers_id)
     has_method = release is not None or table is not None
     method = release_store.load_method_description(record) if has_method else None
     return reports.ReleaseReport(
         record=reports.ReleaseRecord(
             **_describe_release(record, data, release, method),
             assets=tuple(_list_assets(record, data.spec, owner)),
-            teachers_id=record.get("teachers_id"),
-            teachers_reusable=_has_ensemble(ledger, record.get("teachers_id")),
+            teachers_id=teachers_id,
+            teachers_reusable=is_reusable,
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
@@ -114,13 +117,6 @@ def build_report(
     )
 
 
-def _has_ensemble(ledger: Ledger | reports.AccountClaim, teachers_id: str | None) -> bool:
-    """Return whether the teachers are stored beside the ledger, so that they can be queried again."""
-    if teachers_id is None or isinstance(ledger, reports.AccountClaim):
-        return False
-    return TeacherStore(ledger.home).has_ensemble(teachers_id)
-
-
 def _select_public_times(
     seconds: Mapping[str, float],
     written: WrittenRelease,
@@ -141,7 +137,6 @@ def _select_public_times(
 def _describe_release(
     record: Mapping[str, Any], data: Dataset | PublicData, release: Release | None, method: MethodDescription | None
 ) -> dict[str, Any]:
-    """Collect the fields of a ReleaseRecord on the data, the mechanism, the queries and their answers."""
     spec = data.spec
     declared_size = record.get("declared_size", spec.nominal_size if method is not None and method.uses_size else None)
     scalar = bool | int | float | str | None
@@ -168,7 +163,6 @@ def _describe_release(
 
 
 def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -> Iterator[PublicAsset]:
-    """List the public data of the release: public points, the frozen encoder, and the assets in the record."""
     if "pool_sha256" in record:
         facts = {"name": f"public points of {spec.name}", **owner.pool, "sha256": record["pool_sha256"]}
         yield PublicAsset(role="public points", **facts)

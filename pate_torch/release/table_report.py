@@ -125,7 +125,6 @@ def measure_usefulness(model: TableModel, test_NJ: np.ndarray, seed: int = 0) ->
 
 
 def _encode_features(codes_NJ: np.ndarray, sizes: Sequence[int], target: int, learner: str) -> np.ndarray:
-    """Encode all columns but the target: one-hot for the logistic regression, and as codes for trees."""
     columns = [column for column in range(len(sizes)) if column != target]
     if learner == "Gradient boosting":
         return codes_NJ[:, columns]
