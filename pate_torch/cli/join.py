@@ -51,14 +51,9 @@ def main(parsed: argparse.Namespace) -> int:
 
 def _charter(parsed: argparse.Namespace) -> None:
     count = len(parsed.files)
+    names = ("colluding", "adjacency", "unit", "delta", "classes", "max_records", "max_sites_per_unit")
     terms = Terms(
-        colluding=parsed.colluding,
-        adjacency=parsed.adjacency,
-        unit=parsed.unit,
-        delta=parsed.delta,
-        classes=parsed.classes,
-        max_records=parsed.max_records,
-        max_sites_per_unit=parsed.max_sites_per_unit,
+        **{name: getattr(parsed, name) for name in names},
         teachers=tuple(parsed.teachers) * (count if len(parsed.teachers) == 1 else 1),
         records=tuple(parsed.records or (0,) * count),
         files={},

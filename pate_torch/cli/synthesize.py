@@ -38,20 +38,9 @@ def main(parsed: argparse.Namespace) -> int:
     public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
     if public is not None:
         public.pop(parsed.group, None)
-    synthesizer = TabularSynthesizer(
-        parsed.epsilon,
-        account=parsed.account,
-        target=parsed.target,
-        public=public,
-        schema=parsed.schema,
-        num_records_about=parsed.num_records_about,
-        cap=parsed.cap,
-        delta=parsed.delta,
-        rounds=parsed.rounds,
-        adjacency=parsed.adjacency,
-        allow_refit=parsed.allow_refit,
-        noise=parsed.noise,
-    )
+    own_options = ("command", "table", "out", "group", "separator", "public")
+    parameters = {name: value for name, value in vars(parsed).items() if name not in own_options}
+    synthesizer = TabularSynthesizer(public=public, **parameters)
     synthesizer.fit(table, groups=parsed.group)
     folder = synthesizer.save_release(parsed.out)
     print(f"  {synthesizer.model_.size:,} synthetic rows in {folder / 'synthetic.csv'}")

@@ -424,9 +424,8 @@ def test_an_account_that_trained_on_all_units_has_no_test(make, tmp_path):
     make(2.0, spend_anyway=True).fit(X, Y, public=PUBLIC)
     with pytest.raises(ValueError, match=r"private_test: must be asked for before the account's first charge"):
         make(2.0, private_test=0.1, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
-    assert (
-        len(read_account(tmp_path).charges) == 1 and not (tmp_path / "teachers" / "held_out" / "clouds.json").exists()
-    )
+    assert len(read_account(tmp_path).charges) == 1
+    assert not (tmp_path / "teachers" / "held_out" / "clouds.json").exists()
 
 
 def test_a_cap_that_does_not_admit_the_test_admits_no_release(make, tmp_path, monkeypatch):

@@ -81,10 +81,7 @@ def test_public_images_that_are_private_ones_are_refused_by_every_way(make, tmp_
     encoder = Encoder(module=Corners(), size=8, mean=[0.3], std=[0.3])
     for x, y in [(X / 255, Y), (TensorDataset(X, Y), None), (own, None)]:
         for options in ({}, {"encoder": encoder}):
-            with pytest.raises(
-                ValueError,
-                match=r"^public='.*': holds records of X",
-            ):
+            with pytest.raises(ValueError, match=r"^public='.*': holds records of X"):
                 make(classes=CLASSES if x is own else [0, 1, 2], **options).fit(x, y, public=own if x is own else x)
 
 
@@ -95,11 +92,7 @@ def test_forms_that_differ_are_refused_by_name(make, tmp_path):
         (X.flatten(1).numpy(), TensorDataset(POOL), "^public='TensorDataset': must have the form of X"),
         (X / 255, POOL, r"^X='float32 \[600, 1, 8, 8\]': must be uint8 of shape \['N', 1, 8, 8\]"),
         (X, POOL.float(), r"^public='float32 from 0 to 2.*whole numbers in 0\.\.255 or fractions in 0\.\.1"),
-        (
-            TensorDataset(X[:, :, :4], Y),
-            TensorDataset(POOL),
-            "^X='TensorDataset': has no point that can be read",
-        ),
+        (TensorDataset(X[:, :, :4], Y), TensorDataset(POOL), "^X='TensorDataset': has no point that can be read"),
     ]:
         with pytest.raises(ValueError, match=message):
             make().fit(x, None if isinstance(x, TensorDataset) else Y, public=public)

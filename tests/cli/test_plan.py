@@ -60,10 +60,8 @@ def test_a_recommended_threshold_moves_with_the_number_of_teachers():
     assert "mechanism.threshold=100" in report.choices[0].settings
     for choice in report.choices:  # the settings of a row are those of the run that it describes
         method = run_plan(*choice.settings).method
-        assert (method.num_teachers, method.mechanism.threshold) == (
-            choice.num_teachers,
-            choice.parameters["threshold"],
-        )
+        expected = choice.num_teachers, choice.parameters["threshold"]
+        assert (method.num_teachers, method.mechanism.threshold) == expected
 
 
 def test_a_plan_composes_one_configuration_for_each_mechanism(monkeypatch):
@@ -251,9 +249,8 @@ def test_a_diagnosis_reads_public_rows_alone_and_its_command_can_be_planned(tmp_
     assert {choice["mechanism"] for choice in found["choices"]} == {"gaussian", "sparse_vector"}
     sizes, accuracies = zip(*((s["shard_size"], s["teacher_accuracy"][0]) for s in found["shards"]), strict=True)
     assert sizes == (12, 4, 1) and accuracies[0] > accuracies[2] > 0.5
-    (choice,) = plan(
-        public, *[w for w in words if w.startswith(("num_", "mechanism", "privacy"))], *TABLE[:3], *QUICK
-    ).choices
+    chosen = [word for word in words if word.startswith(("num_", "mechanism", "privacy"))]
+    (choice,) = plan(public, *chosen, *TABLE[:3], *QUICK).choices
     assert choice.forecast.accuracy == best["forecast"]["accuracy"]
 
 

@@ -54,10 +54,8 @@ def test_the_interval_of_an_area_covers_it_and_is_not_too_wide():
     """Two normal laws: the area is Phi(d / sqrt 2). 400 samples: 95 % within 4 deviations, and a wrong area is not."""
     draw = np.random.default_rng(0)
     for d in (0.0, 0.5, 1.5):
-        true, samples = (
-            norm.cdf(d / math.sqrt(2)),
-            ((draw.normal(d, 1, 120), draw.normal(0, 1, 80)) for _ in range(400)),
-        )
+        true = norm.cdf(d / math.sqrt(2))
+        samples = ((draw.normal(d, 1, 120), draw.normal(0, 1, 80)) for _ in range(400))
         ends = np.array([compare_scores(*sample).auc_interval for sample in samples])
         covered, wrong = (((ends[:, 0] <= area) & (area <= ends[:, 1])).mean() for area in (true, true + 0.1))
         assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 400) and wrong < 0.7, d
