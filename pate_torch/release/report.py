@@ -162,7 +162,6 @@ class ColumnReport:
     """Distribution of one column.
 
     Attributes:
-        name: Name of the column.
         codes: Text of each code.
         shares: Share of each code among the synthetic rows.
         noisy_shares: Noisy share of the units with each code.
@@ -181,8 +180,6 @@ class TableReport:
     """What a report shows of a synthetic table.
 
     Attributes:
-        num_rows: Number of synthetic rows.
-        columns: Distribution of each column.
         associations: Cramer's V of each pair of columns among the synthetic rows without rare values, 0 for independent
             columns.
     """
