@@ -64,8 +64,8 @@ def _answer(parsed: argparse.Namespace) -> None:
     current_round, _ = open_round(site.state, raw, str(parsed.round))
     path = parsed.round.with_name(current_round.public_name)  # refuses a path
 
-    options = {"encoder": get_encoder_files(parsed), "source": str(parsed.round)}
-    answer = site.answer(raw, path.read_bytes(), make_data_reader(parsed), **options)
+    public, read_data, encoder = path.read_bytes(), make_data_reader(parsed), get_encoder_files(parsed)
+    answer = site.answer(raw, public, read_data, encoder=encoder, source=str(parsed.round))
     write_file(Path(f"{parsed.folder.name}.answer-{current_round.slot}.pate"), answer, "Send it to the joiner.")
 
 

@@ -41,7 +41,12 @@ def describe_table(model: TableModel, seed: int) -> TableReport:
         shares = np.bincount(codes_NJ[:, index], minlength=column.size) / len(codes_NJ)
         names = tuple(name or "missing" for name in column.names)
         noisy_shares, error = tuple((counts / total).tolist()), float(np.sqrt(variance) / total)
-        facts = {"codes": names, "shares": tuple(shares.tolist()), "noisy_shares": noisy_shares, "error": error}
+        facts: dict[str, Any] = {
+            "codes": names,
+            "shares": tuple(shares.tolist()),
+            "noisy_shares": noisy_shares,
+            "error": error,
+        }
         columns.append(ColumnReport(name=column.name, **facts))
     associations = compute_associations(codes_NJ, model.domain.sizes)
     return TableReport(num_rows=len(codes_NJ), columns=tuple(columns), associations=associations)
