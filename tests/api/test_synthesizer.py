@@ -301,7 +301,7 @@ def check_finished(home):
 
 @pytest.mark.parametrize(
     "stride",
-    [pytest.param(1, marks=pytest.mark.slow(reason="fault injection: two fits for each durable write")), 17],
+    [pytest.param(1, marks=pytest.mark.slow(reason="fault injection: two fits for each durable write")), 68],
 )
 def test_a_fit_that_is_killed_at_a_durable_write_is_never_undercharged(processes, tmp_path, stride):
     whole, outcomes = tmp_path / "whole", set()
