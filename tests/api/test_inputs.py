@@ -1,8 +1,6 @@
 """What a real table may hold, and guards against public points that do not fit the private records."""
 
 import json
-import subprocess
-import sys
 from decimal import Decimal
 
 import numpy as np
@@ -13,11 +11,11 @@ from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATEClassifier, load_student
 from pate_torch.api.inputs import PointTransform, encode_labels, parse_class_weight
+from pate_torch.cli.main import main as pate
 from pate_torch.privacy.records import OUTSIDE_STEPS, DataSpec
 from pate_torch.students import store
 from pate_torch.teachers.engine import Chunk, iterate_batches
 from pate_torch.teachers.recipe import TeacherRecipe
-from tests import ROOT
 from tests.worlds import clouds
 
 X, Y = (part.numpy() for part in clouds(900, 0))
@@ -83,7 +81,7 @@ def test_outliers_and_columns_that_public_points_do_not_vary_do_no_harm(make, me
 
 
 @pytest.mark.filterwarnings("ignore:public. about .* lie outside the range of the public points")
-def test_the_classifier_its_release_and_the_command_line_clip_alike(make, tmp_path):
+def test_the_classifier_its_release_and_the_command_line_clip_alike(make, tmp_path, capsys):
     (table, y), (public, _), (new, _) = (draw_rows(count, seed) for seed, count in enumerate((900, 200, 60)))
     clf = make(classes=["ill", "well"]).fit(table.assign(c=range(900)), y, public=public.assign(c=7))
     new = new.assign(c=1e3, age=new.age * 1000, ward="b")
@@ -95,9 +93,8 @@ def test_the_classifier_its_release_and_the_command_line_clip_alike(make, tmp_pa
     assert np.array_equal(released.predict_proba(new).double().numpy(), clf.predict_proba(new))
     assert released.predict_names(new) == clf.predict(new).tolist() and len(set(clf.predict(new))) == 2
     new.to_csv(tmp_path / "new.csv", index=False)
-    command = [sys.executable, "-m", "pate_torch", "predict", str(clf.release_), "new.csv"]
-    environment = {"PATH": "", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    printed = subprocess.run(command, check=True, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    assert pate(["predict", str(clf.release_), str(tmp_path / "new.csv")]) == 0
+    printed = capsys.readouterr().out
     assert [line.split(",")[1] for line in printed.splitlines()[1:]] == clf.predict(new).tolist()
     store.export(released, tmp_path / "student.pt2")
     exported = torch.export.load(tmp_path / "student.pt2").module()
