@@ -585,12 +585,15 @@ def make_skorch_net():
     return NeuralNetClassifier(Halves, criterion=torch.nn.CrossEntropyLoss, max_epochs=20, lr=0.1, batch_size=8)
 
 
+SKORCH = pytest.mark.slow(reason="twenty networks by skorch, which tests/teachers trains too")
+
+
 @pytest.mark.parametrize(
     "make_teacher,make_student",
     [
         (LogisticRegression, LogisticRegression),
         (lambda: Network(Halves, steps=40), lambda: Network(Halves, steps=40, transform=v2.RandomVerticalFlip())),
-        (make_skorch_net, make_skorch_net),
+        pytest.param(make_skorch_net, make_skorch_net, marks=SKORCH),
     ],
     ids=["sklearn", "networks", "skorch"],
 )
