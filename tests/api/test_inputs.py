@@ -61,11 +61,13 @@ def add_columns(x, seed, *, spoiled):
     return x
 
 
-CLIPPED = pytest.mark.slow(reason="another test shows that batches of teachers are clipped")
+SLOW = pytest.mark.slow(reason="trains networks; another test shows that their batches are clipped")
 
 
 @pytest.mark.filterwarnings("ignore:public. about .* lie outside the range of the public points")
-@pytest.mark.parametrize("method", ["gradients", "dpsgd", pytest.param("teachers", marks=CLIPPED), "estimator"])
+@pytest.mark.parametrize(
+    "method", ["gradients", "estimator", *(pytest.param(m, marks=SLOW) for m in ("dpsgd", "teachers"))]
+)
 def test_outliers_and_columns_that_public_points_do_not_vary_do_no_harm(make, method):
     private, public = add_columns(X, 0, spoiled=True), add_columns(PUBLIC, 1, spoiled=False)
     settings = {"method": method}
