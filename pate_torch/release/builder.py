@@ -84,17 +84,13 @@ def build_report(
     claim = ledger
     if not isinstance(claim, reports.AccountClaim):
         claim = compute_claim(claim, data.spec.name, record, release, reservation_ids)
-    teachers_id, is_reusable = record.get("teachers_id"), False
-    if teachers_id is not None and isinstance(ledger, Ledger):
-        is_reusable = TeacherStore(ledger.home).has_ensemble(teachers_id)
     has_method = release is not None or table is not None
     method = release_store.load_method_description(record) if has_method else None
     return reports.ReleaseReport(
         record=reports.ReleaseRecord(
             **_describe_release(record, data, release, method),
             assets=tuple(_list_assets(record, data.spec, owner)),
-            teachers_id=teachers_id,
-            teachers_reusable=is_reusable,
+            **_describe_teachers(ledger, record.get("teachers_id")),
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
@@ -115,6 +111,13 @@ def build_report(
         table=table,
         trust=trust,
     )
+
+
+def _describe_teachers(ledger: Ledger | reports.AccountClaim, teachers_id: str | None) -> dict[str, Any]:
+    is_reusable = False
+    if teachers_id is not None and isinstance(ledger, Ledger):
+        is_reusable = TeacherStore(ledger.home).has_ensemble(teachers_id)
+    return {"teachers_id": teachers_id, "teachers_reusable": is_reusable}
 
 
 def _select_public_times(
