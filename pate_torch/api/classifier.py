@@ -11,20 +11,18 @@ categories, scaling and the values that replace missing numbers. ``PATE`` has mo
 
 from __future__ import annotations
 
-import json
-import logging
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
+from pate_torch.api.estimator import AccountEstimator
 from pate_torch.api.inputs import (
     PointTransform,
     check_public_points,
@@ -38,11 +36,10 @@ from pate_torch.api.inputs import (
     to_dense,
 )
 from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
-from pate_torch.api.pate import PATE, annotate_disk_error, choose_cap, select_student_network
-from pate_torch.core import checks, run_folders, texts
+from pate_torch.api.pate import PATE, select_student_network
+from pate_torch.core import checks, texts
 from pate_torch.core.device import parse_device
-from pate_torch.core.formatting import format_delta
-from pate_torch.core.progress import Callback, Stages
+from pate_torch.core.progress import Stages
 from pate_torch.core.rng import seeded_generators
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.encoded_dataset import encode_by_role
@@ -53,17 +50,13 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
 from pate_torch.privacy import records as origins
-from pate_torch.privacy.accounts import Charge
-from pate_torch.privacy.ledger import find_account
-from pate_torch.privacy.partition import PARTITIONS
 from pate_torch.privacy.records import DataSpec, EncoderCard
 from pate_torch.privacy.unit_ids import name_unit, parse_unit_ids
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import compare_predictions
-from pate_torch.release.charges import explained_interrupts, format_charges
 from pate_torch.release.renderer import copy_release
 from pate_torch.release.report import ReleaseReport
-from pate_torch.session import ReleaseSession, ReleaseStopped
+from pate_torch.session import ReleaseSession
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.linear import CountRegression, Logistic, ReleasedModel
 from pate_torch.students.private_test import PrivateTest, compute_release_epsilon, format_size_warning
@@ -73,11 +66,9 @@ from pate_torch.students.store import load_student
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.panel import check_learner, convert_points, copy_estimator
 
-_logger = logging.getLogger(__name__)
-
 
 @dataclass(eq=False, repr=False)
-class PATEClassifier(ClassifierMixin, BaseEstimator):
+class PATEClassifier(ClassifierMixin, AccountEstimator):
     """A differentially private classifier.
 
     Args:
@@ -137,12 +128,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         unknown_counts_: Number of points of the last prediction whose category was unknown, by column.
     """
 
-    epsilon: float = 1.0
     _: KW_ONLY
-    account: str | None = None
     num_records_about: float | None = None
-    cap: float | None = None
-    delta: float = 1e-5
     classes: Sequence[Any] | None = None
     classes_are_public: bool = False
     categories: Mapping[str, Sequence[Any]] | None = None
@@ -152,18 +139,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     student: Any = None
     num_teachers: int | None = None
     num_queries: int | None = None
-    adjacency: str = "add_remove"
-    allow_refit: bool = False
     class_weight: Mapping[Any, float] | str | None = None
     private_test: float = 0.0
-    chosen_by: str | None = None
-    allow_duplicate_account: bool = False
-    spend_anyway: bool = False
-    home: Path | str | None = None
-    random_state: int | None = 0
     device: str = "cpu"
-    verbose: bool = True
-    callback: Callback | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -195,30 +173,29 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             KeyboardInterrupt: Ctrl-C. The message tells what was charged, and how to go on.
         """
         self._check_parameters()
-        seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
-        self._seed = checks.integer("random_state", seed, low=0)
+        self._seed = self._draw_seed()
         self.private_test_: PrivateTest | None = None
-        home, account, can_repeat = self._home, str(self.account), self.random_state is not None
-        with annotate_disk_error(home, account), explained_interrupts(home, account, can_repeat=can_repeat):
+        with self._explained_errors():
             x, label_N, pool = self._read_points(X, y, public)
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
             self._choose_method(facts)
             self._weight_C = parse_class_weight(self.class_weight, self.classes_.tolist())
             unit = name_unit(groups)
-            pate = self._make_pate(facts, unit)
+            pate = self._make_pate_of_method(facts, unit)
             self._spec = spec = pate.make_spec(pool, pool)
-            self._announce_plan(facts, unit)
+            self._announce(f"{self._format_terms(unit)}: {self.method_.reason}.")
+            test_warning = format_size_warning(self.private_test, self.num_records_about)
+            self._announce(f"  {self.method_.expectation} {test_warning}".rstrip())
             if not isinstance(self.student, StudentAlgorithm | None):
                 check_learner("student", self.student, spec)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=unit_ids, public_x=pool)
             if self.method_.name == "dpsgd":
                 self.class_counts_: np.ndarray | None = None
-                self.student_, self.release_, self._report = _fit_dpsgd(pate, pool, facts)
+                folder = self._fit_dpsgd(pate, pool, facts)
             else:
-                self.student_, self.release_ = self._release_and_fit(pate, pool, spec, facts), pate.folder
-            self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
-            self._announce_charge(lambda _, charge: charge.run == self.release_.parent.name)
+                self.student_, folder = self._release_and_fit(pate, pool, spec, facts), pate.folder
+            self._set_release(folder)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -277,15 +254,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     # ---- arguments ----------------------------------------------------------------------------------------------
 
-    @property
-    def _home(self) -> Path:
-        return run_folders.check_root(run_folders.get_home_folder(self.home))
-
     def _check_parameters(self) -> None:
         """Raise ValueError for a parameter that is wrong for every data set."""
-        if self.account is None:
-            problem = "must name the private data set, whose account pays for every release"
-            raise checks.error("account", None, problem, 'For example PATEClassifier(account="clinic").')
+        self._check_account()
         if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
             problem = "must list all classes: the values of y are private, and the release names its classes"
             fix = "Pass classes=[...], or pass classes_are_public=True if the distinct values of y are public."
@@ -439,7 +410,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             size = self.num_records_about
             size = int(size) if isinstance(size, float) and size.is_integer() else size
             num_records = checks.integer("num_records_about", size, low=1)
-        epsilon, delta = checks.positive("epsilon", self.epsilon), checks.delta("delta", self.delta)
+        epsilon, delta = self.epsilon, checks.delta("delta", self.delta)
         if self.private_test:  # the private test costs the rest of mu^2
             epsilon = compute_release_epsilon(epsilon, delta)
         return autoconfig.PublicFacts(
@@ -468,10 +439,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
                 fix = f"Use method='gradients', or pass num_records_about=... if this number is public. {fix}"
             raise checks.error("epsilon", self.epsilon, problem, fix)
 
-    def _make_pate(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
-        """Make the ``PATE`` object of the run. Raise ValueError before training if the account may not be charged."""
-        home, method, transform, name = self._home, self.method_, self._transform, str(self.account)
-        cap = choose_cap(home, name, epsilon=self.epsilon, cap=self.cap, allow_refit=self.allow_refit)
+    def _make_pate_of_method(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
+        method, transform = self.method_, self._transform
         options: dict[str, Any] = {}
         if method.name == "dpsgd":
             from pate_torch.methods.dpsgd import DPSGD  # imported here, because the module imports Opacus
@@ -490,30 +459,19 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             teacher = method.teacher if self.teacher is None else self.teacher
             options = {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
             options["first_answers"] = method.class_counts
-        return PATE(
-            name,
+        return self._make_pate(
+            teacher,
             classes=self.classes_.tolist(),
-            delta=facts.delta,
-            budget_epsilon=cap,
-            teacher=teacher,
-            first_charge_only=not self.allow_refit,
-            allow_duplicate_account=self.allow_duplicate_account,
-            spend_anyway=self.spend_anyway,
-            chosen_by=self.chosen_by,
+            unit=unit,
+            seed=self._seed,
             private_test=self.private_test,
             provenance=self._collect_provenance(),
-            home=home,
-            partition=PARTITIONS[self.adjacency],
-            unit=unit,
             mean=None if transform.mean is None else transform.mean.tolist(),
             std=None if transform.std is None else transform.std.tolist(),
             value_range=transform.value_range,
             schema=transform.schema,
             encoder=self.encoder.make_card(self._encoder_spec) if isinstance(self.encoder, Encoder) else self.encoder,
-            seed=self._seed,
             device=self.device,
-            verbose=self.verbose,
-            callback=self.callback,
             allow_uninformative_labels=self.spend_anyway,
             **options,
         )
@@ -536,13 +494,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         method, student = self.method_, self.student
         options: dict[str, Any] = {"features": method.features, "finish": False}
         options["student"] = student if isinstance(student, StudentAlgorithm) else None
-        try:
-            release = pate.label(pool, method.num_queries, **options)
-        except ReleaseStopped as stopped:
-            forecast, reservation_id = stopped.forecast, stopped.reservation_id
-            self._announce_charge(lambda id_, _: id_ == reservation_id)
-            fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True."
-            raise ReleaseStopped(forecast, reservation_id, fix) from None
+        release = pate.label(pool, method.num_queries, **options)
         first_answers = release_store.read_first_answers(pate.folder)
         self.class_counts_ = None if first_answers is None else first_answers.counts_C.numpy()
         if first_answers is not None and isinstance(method.mechanism, GradientDescent):
@@ -580,41 +532,18 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         first_student, alpha = (FixMatch(network=network), 0.3) if images else (later_students, 0.5)
         return SelfTraining(first_student=first_student, later_students=later_students, alpha=alpha, num_generations=1)
 
-    def _announce_plan(self, facts: autoconfig.PublicFacts, unit: str) -> None:
-        unit_name = unit.partition(":")[0]
-        price = f"epsilon {self.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
-        self._announce(f"PATEClassifier, {price}: {self.method_.reason}.")
-        test_warning = format_size_warning(self.private_test, self.num_records_about)
-        self._announce(f"  {self.method_.expectation} {test_warning}".rstrip())
-
-    def _announce_charge(self, is_included: Callable[[str, Charge], bool]) -> None:
-        """Set ``total_``, and announce it with the included charges, which an interrupted fit may have paid."""
-        account = find_account(self._home, str(self.account))
-        assert account is not None
-        self.total_ = account.guarantee
-        charges = [charge for id_, charge in account.charges.items() if is_included(id_, charge)]
-        self._announce(f"  {format_charges(self._home, account, charges)}")
-
-    def _announce(self, line: str) -> None:
-        """Log a line and, if ``verbose``, print it. The line may depend on public facts and on the ledger alone."""
-        _logger.info(line.strip())
-        if self.verbose:
-            print(line)
+    def _fit_dpsgd(self, pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> Path:
+        """Run DP-SGD on the records, charged to the same account. Return the release folder."""
+        data = pate.make_data(pool)
+        data = replace(data, evaluation=replace(data.evaluation, public=False))
+        with ReleaseSession.open(self._make_model_config(pate, data, facts.num_records, facts.epsilon)) as session:
+            written = session.run()
+            self._report = session.publish(written, session.fit(written), shows_table=False)
+        session.finish()
+        self.student_ = load_student(session.config.folder)
+        return session.release_dir
 
 
 def _form_error(X: Any, public: Any) -> ValueError:
     kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
     return checks.error("public", kinds[1], f"must have the form of X, {kinds[0]}")
-
-
-def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple[Student, Path, ReleaseReport]:
-    """Run DP-SGD on the records, charged to the same account. Return the student, the release folder and the report."""
-    data = pate.make_data(pool)
-    spec, evaluation = replace(data.spec, nominal_size=facts.num_records), replace(data.evaluation, public=False)
-    config = pate.make_config(replace(data, spec=spec, evaluation=evaluation), pate.teacher)
-    config = replace(config, privacy=replace(config.privacy, target_epsilon=facts.epsilon))
-    with ReleaseSession.open(config) as session:
-        written = session.run()
-        report = session.publish(written, session.fit(written), shows_table=False)
-    session.finish()
-    return load_student(session.config.folder), session.release_dir, report

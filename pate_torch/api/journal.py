@@ -80,13 +80,11 @@ class Journal:
             raise
 
     def append(self, kind: str, **facts: Any) -> None:
-        """Write an entry to the disk, and add it to ``lines``."""
         self._write({"kind": kind, **facts})
         self.lines.append(JournalEntry(kind, facts))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole file."""
         return self._content.hexdigest()
 
     def close(self) -> None:

@@ -338,7 +338,6 @@ class PrivateLabeler:
             self._journal.append("close", reservation=block.reservation)
 
     def _open_spending(self, votes: Votes) -> AbstractContextManager[Spending]:
-        """Resume the open block, or reserve a new block."""
         if self._block is not None:
             return self.budget.resume(self._block.reservation, self._journal.digest)
         mechanism, num_teachers, num_classes = self.mechanism, votes.num_teachers, votes.num_classes
@@ -377,7 +376,6 @@ class PrivateLabeler:
         return label_Q
 
     def _describe_plan(self) -> dict[str, Any]:
-        """Return the settings that a block must share with this labeler to be continued."""
         parameters = {k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"}
         settings = {"calls": self.calls, "mechanism": self.mechanism.name, "parameters": parameters}
         return settings | {"private": self.budget.secret}

@@ -46,7 +46,7 @@ from pate_torch.methods.voting import PanelMethod
 from pate_torch.owner_metrics import attack_student
 from pate_torch.planning.gradient_budget import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
-from pate_torch.privacy.accounts import Account, make_account_charged_error
+from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, assign_shards, drop_unusable
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
@@ -54,7 +54,7 @@ from pate_torch.privacy.schema import TableSchema
 from pate_torch.queries.base import QueryStrategy, Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.release.report import ReleaseReport
-from pate_torch.release.store import MODEL_FILE_NAME, UnfinishedCall
+from pate_torch.release.store import MODEL_FILE_NAME
 from pate_torch.session import NamedStudent, ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.private_test import PrivateTest, read_test
@@ -72,8 +72,6 @@ if TYPE_CHECKING:
 STUDENTS: dict[str, type[StudentAlgorithm]] = {s.name: s for s in (FixMatch, LabelSpreading, Supervised, Vat)}
 
 Array = Tensor | np.ndarray
-DEFAULT_CAP_EPSILON = 10.0
-"""Epsilon cap of a new account without ``cap``, unless the fit costs more: then the cap is the cost of the fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +203,7 @@ class PATE:
             spend_anyway=self.spend_anyway,
             chosen_by=self.chosen_by,
         )
-        self.home = run_folders.check_root(run_folders.get_home_folder(self.home))
+        self.home = run_folders.find_home(self.home)
         self._data: Dataset | None = None
         self._stored_teachers: StoredEnsemble | None = None
         self._panel: Panel | None = None
@@ -646,21 +644,6 @@ class PATE:
         return self._session, self._written
 
 
-def choose_cap(home: Path, name: str, *, epsilon: float, cap: float | None, allow_refit: bool) -> float | None:
-    """Return the cap for a charge of ``epsilon`` to an account, or None to keep the cap of a charged account.
-
-    Raises:
-        ValueError: The account has a release, the call was not interrupted before, and ``allow_refit`` is not set. The
-            ledger checks this again at the charge.
-    """
-    cap, account = None if cap is None else checks.positive("cap", cap), find_account(home, name)
-    may_charge = allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
-    if account is not None and account.has_release and not may_charge:
-        raise make_account_charged_error(account, epsilon)
-    is_new = account is None or not account.is_charged
-    return max(DEFAULT_CAP_EPSILON, epsilon) if cap is None and is_new else cap
-
-
 @contextmanager
 def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
     """Add the file and whether the account was charged to the error of a full or read-only disk."""
@@ -697,7 +680,6 @@ def _parse_evaluation(side: str, x: Array, y: Any, spec: DataSpec) -> Evaluation
 
 
 def _check_student(student: StudentAlgorithm | None, method: PrivateMethod, spec: DataSpec) -> None:
-    """Raise ValueError if the student cannot learn from the labels of the method."""
     if student is not None:
         method.check_student(student)
         with checks.prefixed_errors("student"):

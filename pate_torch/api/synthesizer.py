@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -12,23 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from pate_torch.api.estimator import AccountEstimator
 from pate_torch.api.inputs import is_table
 from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
-from pate_torch.api.pate import PATE, annotate_disk_error, choose_cap
-from pate_torch.core import checks, run_folders
-from pate_torch.core.formatting import format_delta
-from pate_torch.core.progress import Callback
+from pate_torch.api.pate import PATE
+from pate_torch.config import RunConfig
+from pate_torch.core import checks
 from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.domain import TableDomain
-from pate_torch.privacy.ledger import find_account
-from pate_torch.privacy.partition import PARTITIONS
 from pate_torch.privacy.unit_ids import name_unit, parse_unit_ids
-from pate_torch.release.charges import format_charges
 from pate_torch.release.renderer import copy_release
 from pate_torch.release.store import ROWS_FILE_NAME
 from pate_torch.release.table_report import measure_usefulness, write_rows
@@ -37,7 +32,7 @@ from pate_torch.synthesis.model import TableModel
 
 
 @dataclass(eq=False, repr=False)
-class TabularSynthesizer(BaseEstimator):
+class TabularSynthesizer(AccountEstimator):
     """A differentially private synthesizer of tables.
 
     Args:
@@ -69,26 +64,13 @@ class TabularSynthesizer(BaseEstimator):
         privacy_, total_, release_: As for ``PATEClassifier``.
     """
 
-    epsilon: float = 1.0
     _: KW_ONLY
-    account: str | None = None
     target: str | None = None
     public: Any = None
     schema: Any = None
     num_records_about: int | None = None
-    cap: float | None = None
-    delta: float = 1e-5
     rounds: int = 0
     noise: str = "torch"
-    adjacency: str = "add_remove"
-    allow_refit: bool = False
-    allow_duplicate_account: bool = False
-    spend_anyway: bool = False
-    chosen_by: str | None = None
-    home: Path | str | None = None
-    random_state: int | None = 0
-    verbose: bool = True
-    callback: Callback | None = None
 
     @reworded_errors(CLASSIFIER_WORDS)
     def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> TabularSynthesizer:
@@ -106,10 +88,7 @@ class TabularSynthesizer(BaseEstimator):
             ReleaseStopped: The noisy number of units shows that no table has more signal than noise. Only this number
                 is charged.
         """
-        if self.account is None:
-            problem = "must name the private data set, whose account pays for every release"
-            raise checks.error("account", None, problem, 'For example TabularSynthesizer(account="clinic").')
-        self._run_folder: Path | None = None
+        self._check_account()
         domain = self._make_domain()
         if not is_table(X) and not isinstance(X, Mapping):
             raise checks.error("X", type(X).__name__, "must be a DataFrame or {column: cells}")
@@ -119,30 +98,21 @@ class TabularSynthesizer(BaseEstimator):
             names = [name for name in X if name not in {column.name for column in domain.columns}]
             groups, unit = X[checks.one_of("groups", groups, names)], f"group:{groups}"
         unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(code_NJ))
-        home, name = run_folders.check_root(run_folders.get_home_folder(self.home)), self.account
-        with annotate_disk_error(home, name):
-            pate, method = self._make_pate(domain, home, unit)
+        checks.optional(checks.integer, "num_records_about", self.num_records_about)
+        with self._explained_errors():
+            pate, method = self._make_pate_of_table(domain, unit)
             target_N = torch.from_numpy(code_NJ[:, method.target_index])
             pate.fit_teachers(torch.from_numpy(code_NJ.astype(np.float32)), target_N, unit_id=unit_ids)
             data = pate.make_data(np.zeros((1, code_NJ.shape[1]), dtype=np.float32))
-            size = self.num_records_about
-            checks.optional(checks.integer, "num_records_about", size)
-            config = pate.make_config(replace(data, spec=replace(data.spec, nominal_size=size)), method)
-            privacy = replace(config.privacy, target_epsilon=checks.positive("epsilon", self.epsilon))
-            terms = f"epsilon {self.epsilon:g} at delta {format_delta(self.delta)} ({self.adjacency}, unit "
             plan = f"noisy tables of {len(domain.columns)} columns, and a model fitted to them"
-            self._announce(f"TabularSynthesizer, {terms}{pate.unit.partition(':')[0]}): {plan}.")
-            try:
-                self._release(replace(config, privacy=privacy), code_NJ)
-            finally:
-                self._announce_charge(home, pate)
+            self._announce(f"{self._format_terms(unit)}: {plan}.")
+            self._release(self._make_model_config(pate, data, self.num_records_about, self.epsilon), code_NJ)
         self.domain_, self._table_type = domain, type(X) if is_table(X) else dict
         return self
 
-    def _release(self, config: Any, code_NJ: np.ndarray) -> None:
+    def _release(self, config: RunConfig, code_NJ: np.ndarray) -> None:
         """Make the release, draw its rows, and compare them with the private rows in the folder of the owner."""
         with ReleaseSession.open(config) as session:
-            self._run_folder = session.config.folder
             written = session.run()
             assert isinstance(written.release, ModelRelease) and isinstance(written.release.model, TableModel)
             model = written.release.model
@@ -152,8 +122,8 @@ class TabularSynthesizer(BaseEstimator):
             self._report = session.publish(written, None, shows_table=False)
             (session.private_dir / "summary.json").write_text(json.dumps(compare_tables(model, rows, code_NJ)) + "\n")
         session.finish()
-        self.model_, self.release_, self._seed = model, session.release_dir, config.seed
-        self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
+        self.model_, self._seed = model, config.seed
+        self._set_release(session.release_dir)
 
     def sample(self, num_rows: int | None = None, random_state: int = 0) -> Any:
         """Draw synthetic rows, of the type of the fitted table. By default as many as the noisy number of units."""
@@ -183,9 +153,8 @@ class TabularSynthesizer(BaseEstimator):
     def _make_domain(self) -> TableDomain:
         if (self.public is None) == (self.schema is None):
             fix = "Pass public rows, or declare the columns in schema=."
-            raise checks.error(
-                "schema", "both" if self.schema is not None else None, "must be given, or else public", fix
-            )
+            given = None if self.schema is None else "both"
+            raise checks.error("schema", given, "must be given, or else public", fix)
         if self.public is not None:
             domain = TableDomain.from_public(self.public, target=self.target)
         elif isinstance(self.schema, TableDomain):
@@ -196,46 +165,20 @@ class TabularSynthesizer(BaseEstimator):
             domain = TableDomain.from_dict(self.schema)
         return domain if self.target is None else replace(domain, target=self.target)
 
-    def _make_pate(self, domain: TableDomain, home: Path, unit: str) -> tuple[PATE, SyntheticTable]:
-        """Make the account's ``PATE`` object and the method. Raise ValueError if the account may not be charged."""
-        name = str(self.account)
-        seed = secrets.randbelow(1 << 31) if self.random_state is None else self.random_state
-        cap = choose_cap(home, name, epsilon=self.epsilon, cap=self.cap, allow_refit=self.allow_refit)
+    def _make_pate_of_table(self, domain: TableDomain, unit: str) -> tuple[PATE, SyntheticTable]:
+        seed, width = self._draw_seed(), len(domain.columns)
         method = SyntheticTable(domain=domain, rounds=self.rounds, seed=seed, kind=self.noise)
-        width = len(domain.columns)
         origin = origins.FROM_PUBLIC_POINTS if self.public is not None else origins.FROM_OWNER
-        pate = PATE(
-            name,
+        pate = self._make_pate(
+            method,
             classes=domain.sizes[method.target_index],
-            delta=checks.delta("delta", self.delta),
-            budget_epsilon=cap,
-            teacher=method,
-            first_charge_only=not self.allow_refit,
-            allow_duplicate_account=self.allow_duplicate_account,
-            spend_anyway=self.spend_anyway,
-            chosen_by=self.chosen_by,
-            provenance={origins.CATEGORIES: origin},
-            home=home,
-            partition=PARTITIONS[checks.one_of("adjacency", self.adjacency, PARTITIONS)],
             unit=unit,
+            seed=seed,
+            provenance={origins.CATEGORIES: origin},
             mean=[0.0] * width,
             std=[1.0] * width,
-            seed=seed,
-            verbose=self.verbose,
-            callback=self.callback,
         )
         return pate, method
-
-    def _announce_charge(self, home: Path, pate: PATE) -> None:
-        account, run = find_account(home, pate.name), self._run_folder
-        charges = [] if account is None or run is None else [c for c in account.charges.values() if c.run == run.name]
-        if account is not None and charges:
-            self.total_ = account.guarantee
-            self._announce(f"  {format_charges(home, account, charges)}")
-
-    def _announce(self, line: str) -> None:
-        if self.verbose:
-            print(line)
 
 
 def read_domain(path: Path) -> TableDomain:

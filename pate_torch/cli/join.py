@@ -20,128 +20,56 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pate_torch.cli.site import Commands, add_command, run_subcommand, write_file
-from pate_torch.sites.options import add_encoder_options, get_encoder_files
+import yaml
 
-if TYPE_CHECKING:
-    from pate_torch.sites.charter import Charter
-    from pate_torch.sites.joiner import Joiner
-    from pate_torch.sites.tables import TableKind
+from pate_torch.api.synthesizer import read_domain
+from pate_torch.cli.site import write_file
+from pate_torch.core import checks, run_folders
+from pate_torch.core.formatting import format_delta, format_epsilon
+from pate_torch.features.encoder import Encoder
+from pate_torch.release.renderer import check_empty_folder, print_summary
+from pate_torch.sites import training
+from pate_torch.sites.charter import Charter, Terms, read_charter
+from pate_torch.sites.descent import ask_step
+from pate_torch.sites.joiner import Joiner
+from pate_torch.sites.options import get_encoder_files
+from pate_torch.sites.points import read_columns
+from pate_torch.sites.release import write_model
+from pate_torch.sites.rounds import KINDS
+from pate_torch.sites.tables import Descent, MarginalCounts, TableKind
+from pate_torch.sites.votes import check_mechanism
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Return 0 if it succeeds, and 2 if it is refused."""
-    parser = argparse.ArgumentParser(
-        prog="pate join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    charter, keys, ask, total, train = (add_command(commands, name, text) for name, (text, _) in _COMMANDS.items())
-    for each in (charter, keys, ask, total, train):
-        each.add_argument("--folder", type=Path, default=Path("join"), help="folder of the joiner (default: join)")
-    charter.add_argument("files", type=Path, nargs="+", help="key file of each site")
-    charter.add_argument(
-        "--colluding", type=int, required=True, help="number t of sites that may collude with the joiner"
-    )
-    charter.add_argument("--classes", type=int, default=2, help="number of classes (default: 2)")
-    charter.add_argument("--max-records", type=int, required=True, help="upper bound on the number of all records")
-    neighbors = "difference between neighbors: a unit more or less, or another record (default: add_remove)"
-    charter.add_argument("--adjacency", default="add_remove", choices=("add_remove", "replace_one"), help=neighbors)
-    charter.add_argument("--records", type=int, nargs="+", help="number of records of each site, under replace_one")
-    charter.add_argument(
-        "--teachers",
-        type=int,
-        nargs="+",
-        default=[0],
-        help="number of teachers of each site, or one number for all sites",
-    )
-    charter.add_argument("--unit", default="record", help="privacy unit: record, or group:COLUMN (default: record)")
-    charter.add_argument(
-        "--max-sites-per-unit",
-        type=int,
-        default=1,
-        help="number of sites at which a unit may have records (default: 1)",
-    )
-    charter.add_argument("--delta", default="1/100000", help="delta, as a fraction (default: 1/100000)")
-    keys.add_argument("files", type=Path, nargs="+", help="confirmation file of each site")
-    for each, name in ((charter, "charter.json"), (keys, "keys.json")):
-        each.add_argument("--out", type=Path, default=Path(name), help=f"file for the sites (default: {name})")
-    ask.add_argument("kind", metavar="KIND", help="kind of table: class_sums, gradients, histogram, marginals or votes")
-    ask.add_argument(
-        "--epsilon", type=float, required=True, help="largest epsilon of the round, or of all steps of gradients"
-    )
-    ask.add_argument("--label", help="column of the class")
-    ask.add_argument("--classes", nargs="+", default=[], help="name of each class")
-    ask.add_argument(
-        "--questions", type=int, default=100, help="number of public points that histogram or votes ask (default: 100)"
-    )
-    ask.add_argument(
-        "--mechanism", default="gaussian", help="mechanism of votes; only gaussian, because its counts can be added"
-    )
-    ask.add_argument("--teacher", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the teachers of votes")
-    ask.add_argument("--schema", type=Path, help="YAML file that declares the columns of marginals")
-    ask.add_argument(
-        "--order",
-        type=int,
-        default=2,
-        help="number of columns beside the target in each table of marginals (default: 2)",
-    )
-    ask.add_argument(
-        "--num-records-about", type=int, help="public estimate of all records (default: the charter's bound)"
-    )
-    ask.add_argument("--steps", type=int, default=8, help="rounds of gradients; each call asks for one (default: 8)")
-    ask.add_argument("--clip", type=float, default=0.5, help="clipping norm of gradients (default: .5)")
-    ask.add_argument("--again", action="store_true", help="ask for a step whose round failed, at the full price")
-    total.add_argument("files", type=Path, nargs="+", help="answer of each site")
-    total.add_argument("--round", type=int, help="number of an older round (default: the newest)")
-    for each in (ask, train):
-        each.add_argument("--public", type=Path, help="public rows (CSV, Parquet), or images (folder, .npy, .npz)")
-        each.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
-    ask.add_argument("--text", metavar="COLUMN", help="column of the texts, if points are texts")
-    ask.add_argument("--encoder", nargs="+", metavar="KEY=VALUE", help="settings of features.encoder.Encoder")
-    add_encoder_options(train)
-    train.add_argument("--out", type=Path, required=True, help="new folder for everything that may be published")
-    return run_subcommand(_COMMANDS, parser.parse_args(arguments))
+def main(parsed: argparse.Namespace) -> int:
+    """Run one subcommand and return its exit code."""
+    commands = {"charter": _charter, "keys": _keys, "ask": _ask, "sum": _sum, "train": _train}
+    commands[parsed.command](parsed)
+    return 0
 
 
 def _charter(parsed: argparse.Namespace) -> None:
-    from pate_torch.sites.charter import Terms, read_charter
-
     count = len(parsed.files)
+    names = ("colluding", "adjacency", "unit", "delta", "classes", "max_records", "max_sites_per_unit")
     terms = Terms(
-        colluding=parsed.colluding,
-        adjacency=parsed.adjacency,
-        unit=parsed.unit,
-        delta=parsed.delta,
-        classes=parsed.classes,
-        max_records=parsed.max_records,
-        max_sites_per_unit=parsed.max_sites_per_unit,
+        **{name: getattr(parsed, name) for name in names},
         teachers=tuple(parsed.teachers) * (count if len(parsed.teachers) == 1 else 1),
         records=tuple(parsed.records or (0,) * count),
     )
-    raw = _open_joiner(parsed).create_charter(_read_all(parsed.files), terms)
+    raw = Joiner(parsed.folder).create_charter(_read_all(parsed.files), terms)
     write_file(parsed.out, raw, "Send it to all sites.")
     print(f"The sites compare these words, without you: {read_charter(raw).format_fingerprint()}")
 
 
 def _keys(parsed: argparse.Namespace) -> None:
-    write_file(parsed.out, _open_joiner(parsed).bundle(_read_all(parsed.files)), "Send it to all sites.")
+    write_file(parsed.out, Joiner(parsed.folder).bundle(_read_all(parsed.files)), "Send it to all sites.")
 
 
 def _ask(parsed: argparse.Namespace) -> None:
-    from pate_torch.core import checks
-    from pate_torch.core.formatting import format_delta, format_epsilon
-    from pate_torch.sites.rounds import KINDS
-    from pate_torch.sites.tables import Descent
-    from pate_torch.sites.training import ask_step
-    from pate_torch.sites.votes import check_mechanism
-
-    for name in (parsed.kind, parsed.mechanism):
-        check_mechanism(name)
+    check_mechanism(parsed.kind)
     checks.one_of("kind", parsed.kind, KINDS)
-    checks.one_of("--mechanism", parsed.mechanism, ("gaussian",))
-    joiner = _open_joiner(parsed)
+    joiner = Joiner(parsed.folder)
     kind = _make_kind(parsed, joiner.charter)
     if isinstance(kind, Descent):
         slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
@@ -159,14 +87,9 @@ def _ask(parsed: argparse.Namespace) -> None:
 
 def _make_kind(parsed: argparse.Namespace, charter: Charter) -> TableKind:
     """Make what the round counts from the schema, or from the public rows."""
-    from pate_torch.core import checks
-    from pate_torch.sites import training
-
     if parsed.kind == "marginals":
         if parsed.schema is None:
             raise checks.error("--schema", None, "must declare the columns of marginals")
-        from pate_torch.api.synthesizer import read_domain
-
         return training.make_marginal_counts(read_domain(parsed.schema), parsed.order)
     if parsed.label is None or len(parsed.classes) != charter.terms.classes:
         problem = f"must name the {charter.terms.classes} classes of the charter, and --label their column"
@@ -191,31 +114,20 @@ def _make_kind(parsed: argparse.Namespace, charter: Charter) -> TableKind:
 
 
 def _sum(parsed: argparse.Namespace) -> None:
-    joiner = _open_joiner(parsed)
+    joiner = Joiner(parsed.folder)
     slot, _ = joiner.sum(_read_all(parsed.files), parsed.round)
     print(f"The sum is in {joiner.folder / f'sum-{slot}.json'}. Send it to all sites before the next round.")
 
 
 def _train(parsed: argparse.Namespace) -> None:
-    from pate_torch.core import run_folders
-    from pate_torch.release.renderer import check_empty_folder, print_summary
-    from pate_torch.sites.release import write_model
-    from pate_torch.sites.tables import MarginalCounts
-
-    joiner, release = _open_joiner(parsed), parsed.out
+    joiner, release = Joiner(parsed.folder), parsed.out
     check_empty_folder("--out", release)
     noisy = joiner.load_sum()
     public = {} if isinstance(noisy.kind, MarginalCounts) else _read_public(parsed)
     run_folders.create_protected_folder(release)
-    encoder, home = get_encoder_files(parsed), Path(run_folders.get_home_folder())
+    encoder, home = get_encoder_files(parsed), run_folders.find_home()
     print_summary(write_model(joiner, noisy, public, release, home=home, encoder=encoder))
     print(f"Everything that may be published is in {release}.")
-
-
-def _open_joiner(parsed: argparse.Namespace) -> Joiner:
-    from pate_torch.sites.joiner import Joiner
-
-    return Joiner(parsed.folder)
 
 
 def _read_all(files: Sequence[Path]) -> dict[str, bytes]:
@@ -223,29 +135,18 @@ def _read_all(files: Sequence[Path]) -> dict[str, bytes]:
 
 
 def _read_public(parsed: argparse.Namespace) -> dict[str, Any]:
-    from pate_torch.core import checks
-    from pate_torch.sites.points import read_columns
-
     if parsed.public is None:
         raise checks.error("--public", None, "must name a file of public rows")
     return read_columns("--public", parsed.public, parsed.separator)
 
 
 def _make_encoder(settings: Sequence[str] | None) -> Any:
-    from pate_torch.core import checks
-    from pate_torch.features.encoder import Encoder
-
     if settings is None:
         return None
     return Encoder(**checks.mapping("--encoder", _read_settings("--encoder", settings), fields(Encoder)))
 
 
 def _read_settings(option: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Read settings KEY=VALUE, whose values are YAML."""
-    import yaml
-
-    from pate_torch.core import checks
-
     values = {}
     for setting in settings:
         key, _, text = setting.partition("=")
@@ -254,12 +155,3 @@ def _read_settings(option: str, settings: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise checks.error(option, setting, "must be KEY=VALUE with a value in YAML") from None
     return values
-
-
-_COMMANDS: Commands = {
-    "charter": ("write who takes part, and on what terms", _charter),
-    "keys": ("bundle the confirmations of all sites", _keys),
-    "ask": ("write the file of a round", _ask),
-    "sum": ("add up the answers of all sites", _sum),
-    "train": ("train a student or a synthetic table from the newest sum", _train),
-}

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pate_torch.api.pate import InMemoryDataset
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import run_or_refuse
+from pate_torch.cli.train import refusing_settings
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.mechanisms.base import VoteMechanism
@@ -75,16 +75,12 @@ def build_config(cfg: DictConfig) -> RunConfig:
     )
 
 
-def main(options: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    settings = options.settings
-
-    def label() -> None:
-        with hydra_config.open_configuration():
-            if any(setting.startswith("dataset=") for setting in settings):
-                config = hydra_config.compose_labeling(settings)
-            else:
-                config = build_config(hydra_compose("label", overrides=settings))
-        run(config, suggest_settings)
-
-    return run_or_refuse(label)
+@refusing_settings
+def main(options: argparse.Namespace) -> None:
+    """Run the command."""
+    with hydra_config.open_configuration():
+        if any(setting.startswith("dataset=") for setting in options.settings):
+            config = hydra_config.compose_labeling(options.settings)
+        else:
+            config = build_config(hydra_compose("label", overrides=options.settings))
+    run(config, suggest_settings)

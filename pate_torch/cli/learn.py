@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import run_or_refuse
+from pate_torch.cli.train import refusing_settings
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.hypotheses import LearnOptions
@@ -58,28 +58,25 @@ def _print_bounds(options: LearnOptions, dimension: int) -> None:
         print(f"  {name:<20}{f'{math.ceil(n):,}' if n < 1e9 else f'{n:.2g}':>16}  {promise}")
 
 
-def main(parsed: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-
-    def learn() -> None:
-        fields = dataclasses.fields(LearnOptions)
-        options = LearnOptions(**{field.name: getattr(parsed, field.name) for field in fields})
-        if parsed.algorithm == "bounds":
-            return _print_bounds(options, parsed.dimension)
-        with hydra_config.open_configuration():
-            config = compose_config(parsed.algorithm, parsed.settings)
-        if config.method.noise != "torch":
-            problem = "must be torch, because these algorithms draw continuous noise"
-            raise checks.error("noise", config.method.noise, problem, "Omit noise.")
-        method = HypothesisMethod(
-            algorithm_name=parsed.algorithm,
-            options=options,
-            delta=config.privacy.delta,
-            seed=config.seed,
-            below_guarantee=parsed.below_guarantee,
-        )
-        if parsed.sweep is not None:
-            return write_sweep(run_sweep(config, method, parsed.sweep, parsed.repeats), parsed.output)
-        run(dataclasses.replace(config, method=method))
-
-    return run_or_refuse(learn)
+@refusing_settings
+def main(parsed: argparse.Namespace) -> None:
+    """Run the command."""
+    fields = dataclasses.fields(LearnOptions)
+    options = LearnOptions(**{field.name: getattr(parsed, field.name) for field in fields})
+    if parsed.algorithm == "bounds":
+        return _print_bounds(options, parsed.dimension)
+    with hydra_config.open_configuration():
+        config = compose_config(parsed.algorithm, parsed.settings)
+    if config.method.noise != "torch":
+        problem = "must be torch, because these algorithms draw continuous noise"
+        raise checks.error("noise", config.method.noise, problem, "Omit noise.")
+    method = HypothesisMethod(
+        algorithm_name=parsed.algorithm,
+        options=options,
+        delta=config.privacy.delta,
+        seed=config.seed,
+        below_guarantee=parsed.below_guarantee,
+    )
+    if parsed.sweep is not None:
+        return write_sweep(run_sweep(config, method, parsed.sweep, parsed.repeats), parsed.output)
+    run(dataclasses.replace(config, method=method))

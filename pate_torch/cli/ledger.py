@@ -1,4 +1,4 @@
-"""``pate ledger``: show, check, export, copy and move the ledger; raise the cap of an account, or close an account."""
+"""Show, check, export, copy and move the privacy ledger, which is private; raise a cap, or close an account."""
 
 from __future__ import annotations
 
@@ -9,26 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
 from pate_torch.core.formatting import format_delta, format_epsilon
-
-if TYPE_CHECKING:
-    from pate_torch.accounting.accountant import Guarantee
-    from pate_torch.privacy.accounts import Account
-    from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.accounts import Account
+from pate_torch.privacy.ledger import Ledger, get_default_path, open_ledger
 
 EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a wrong command line
 _LINE_WIDTH = 80
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Return 0 if it succeeds, and 1 if it is refused or the ledger is damaged."""
-    options = _make_parser().parse_args(arguments)
-    # These import SciPy, which the help does not need.
-    from pate_torch.privacy.ledger import Ledger, get_default_path, open_ledger
-
+def main(options: argparse.Namespace) -> int:
+    """Run one subcommand. Return 0 if it succeeds, and 1 if it is refused or the ledger is damaged."""
     try:
         path = options.path or (get_default_path() if options.command == "move" else None)
         open_it = partial(Ledger, path) if path else open_ledger
@@ -42,40 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_PROBLEM
     print(json.dumps({"ok": True, **result}, sort_keys=True) if options.json else text)
     return EXIT_OK
-
-
-def _make_parser() -> argparse.ArgumentParser:
-    shared_options = argparse.ArgumentParser(add_help=False)
-    path_help = "file of the ledger (default: PATE_LEDGER, or ledger.sqlite in PATE_HOME or in the user's store)"
-    shared_options.add_argument("--path", type=Path, help=path_help)
-    shared_options.add_argument("--json", action="store_true", help="print one JSON object")
-    parser = argparse.ArgumentParser(
-        prog="pate ledger", description="Show, check, copy or change the privacy ledger, which is private."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    def add_command(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=[shared_options]
-        )
-
-    verify = add_command("verify", "recompute every hash, cost and total")
-    contains_help = "hash of a ledger head that was stored elsewhere and must be in the chain"
-    verify.add_argument("--contains", metavar="HASH", help=contains_help)
-    show = add_command("show", "list all accounts, or one account with its entries")
-    show.add_argument("account", nargs="?", help="name of the account whose entries are listed")
-    export = add_command("export", "print every entry as one JSON object per line")
-    export.add_argument("--output", type=Path, help="new file for the entries (default: the terminal)")
-    add_command("backup", "copy the ledger to a new file").add_argument("destination", type=Path, help="new file")
-    move = add_command("move", "move ledger.sqlite to a PostgreSQL database, which several machines can charge")
-    move.add_argument("url", help="postgresql+psycopg://USER@HOST/DATABASE")
-    raise_cap = add_command("raise-cap", "raise the epsilon cap of an account")
-    close = add_command("close", "close an account, which then accepts no charge")
-    for command in (raise_cap, close):
-        command.add_argument("account", help="name of the account")
-        command.add_argument("--reason", required=True, help="reason, which the ledger records")
-    raise_cap.add_argument("epsilon", type=float, help="new cap, above the present one")
-    return parser
 
 
 CommandResult = tuple[dict[str, Any], str]
@@ -164,8 +123,6 @@ def _describe_account(account: Account) -> dict[str, Any]:
 
 def _format_table(accounts: Sequence[Account]) -> list[str]:
     """Format two lines of at most 80 columns for each account."""
-    from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE
-
     row = "{:<16} {:>9} {:>9} {:>9} {:>8} {:<6} {:>8} {:>5}"
     lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open")]
     for account in accounts:

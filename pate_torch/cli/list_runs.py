@@ -1,32 +1,28 @@
-"""``pate runs``: list the finished runs of one home folder, newest first, from the summaries of their releases."""
+"""List past runs.
+
+The finished runs of one home folder are listed, newest first, from the summaries of their releases.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pate_torch.core import checks
 from pate_torch.core.formatting import format_delta, format_epsilon
-from pate_torch.core.run_folders import check_root, get_home_folder, get_runs_folder
+from pate_torch.core.run_folders import find_home, get_runs_folder
 
 COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charged", "accuracy", "release")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code, or 2 if the home folder has no runs."""
-    description = "List the finished runs of one home folder, newest first, from the summaries of their releases."
-    parser = argparse.ArgumentParser(prog="pate runs", description=description)
-    parser.add_argument("--home", type=Path, help="folder that contains runs/ (default: PATE_HOME, or outputs)")
-    parser.add_argument("--dataset", help="list only runs that were charged to this account")
-    parser.add_argument("--json", action="store_true", help="print all keys of the summaries as JSON")
-    options = parser.parse_args(arguments)
-    folder = get_runs_folder(check_root(get_home_folder(options.home)))
+def main(options: argparse.Namespace) -> int:
+    """Run the command and return its exit code. Raise ValueError if the home folder has no runs."""
+    folder = get_runs_folder(find_home(options.home))
     if not folder.is_dir():
-        print(f"error: home={str(folder.parent)!r}: contains no runs. Set PATE_HOME or --home.", file=sys.stderr)
-        return 2
+        raise checks.error("home", str(folder.parent), "contains no runs", "Set PATE_HOME or --home.")
     runs = [run for run in _load_summaries(folder) if options.dataset in (None, run.get("dataset"))]
     if options.json:
         print(json.dumps(runs, indent=1))
@@ -39,7 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load_summaries(folder: Path) -> list[dict[str, Any]]:
-    """Load the summary of each finished run, newest first, with the folder of the run as key ``run``."""
     dated_summaries = []
     for file in folder.glob("*/*/*/release/summary.json"):
         try:

@@ -33,7 +33,7 @@ PROMPTS = {
 
 def main(options: argparse.Namespace) -> int:
     """Run the dialogue and return its exit code. Raises ValueError without a terminal or for an invalid file."""
-    file = run_folders.check_root(run_folders.get_home_folder()) / owner_file.OWNER_FILE
+    file = run_folders.find_home() / owner_file.OWNER_FILE
     facts = owner_file.read(file.parent, options.account)
     if not sys.stdin.isatty():
         raise checks.error("stdin", "no terminal", "must be a terminal for a dialogue", f"Or edit {file} by hand.")

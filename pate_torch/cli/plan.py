@@ -35,7 +35,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import run_or_refuse
+from pate_torch.cli.train import refusing_settings
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.formatting import format_delta
@@ -69,14 +69,11 @@ PILOT_ADVICE = "Set it to a public benchmark, a file of public records, or your 
 DEFAULT_NUM_CLASSES = 2
 
 
-def main(options: argparse.Namespace) -> int:
-    """Run ``pate plan`` or ``pate diagnose`` and return its exit code."""
-
-    def print_plan() -> None:
-        report = plan(options.settings, diagnoses=options.command == "diagnose")
-        print(report.to_json() if options.json else format_report(report))
-
-    return run_or_refuse(print_plan)
+@refusing_settings
+def main(options: argparse.Namespace) -> None:
+    """Run ``pate plan`` or ``pate diagnose``."""
+    report = plan(options.settings, diagnoses=options.command == "diagnose")
+    print(report.to_json() if options.json else format_report(report))
 
 
 def plan(settings: Sequence[str], *, diagnoses: bool = False) -> PlanReport:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 
 from pate_torch.api.synthesizer import TabularSynthesizer
-from pate_torch.cli.train import run_or_refuse
 from pate_torch.core import checks
 from pate_torch.data.table_files import read_table
 from pate_torch.release.renderer import check_empty_folder
@@ -31,32 +30,18 @@ from pate_torch.release.renderer import check_empty_folder
 
 def main(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-
-    def synthesize() -> None:
-        check_empty_folder("--out", parsed.out)
-        table = read_table("table", parsed.table, parsed.separator)
-        if parsed.group is not None:
-            ids = table[checks.one_of("--group", parsed.group, list(table))]
-            table[parsed.group] = ids.to_pylist()
-        public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
-        if public is not None:
-            public.pop(parsed.group, None)
-        synthesizer = TabularSynthesizer(
-            parsed.epsilon,
-            account=parsed.account,
-            target=parsed.target,
-            public=public,
-            schema=parsed.schema,
-            num_records_about=parsed.num_records_about,
-            cap=parsed.cap,
-            delta=parsed.delta,
-            rounds=parsed.rounds,
-            adjacency=parsed.adjacency,
-            allow_refit=parsed.allow_refit,
-            noise=parsed.noise,
-        )
-        synthesizer.fit(table, groups=parsed.group)
-        folder = synthesizer.save_release(parsed.out)
-        print(f"  {synthesizer.model_.size:,} synthetic rows in {folder / 'synthetic.csv'}")
-
-    return run_or_refuse(synthesize)
+    check_empty_folder("--out", parsed.out)
+    table = read_table("table", parsed.table, parsed.separator)
+    if parsed.group is not None:
+        ids = table[checks.one_of("--group", parsed.group, list(table))]
+        table[parsed.group] = ids.to_pylist()
+    public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
+    if public is not None:
+        public.pop(parsed.group, None)
+    own_options = ("command", "table", "out", "group", "separator", "public")
+    parameters = {name: value for name, value in vars(parsed).items() if name not in own_options}
+    synthesizer = TabularSynthesizer(public=public, **parameters)
+    synthesizer.fit(table, groups=parsed.group)
+    folder = synthesizer.save_release(parsed.out)
+    print(f"  {synthesizer.model_.size:,} synthetic rows in {folder / 'synthetic.csv'}")
+    return 0

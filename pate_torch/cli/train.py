@@ -7,10 +7,12 @@ the value and the remedy; and 1 for any other error. HYDRA_FULL_ERROR=1 also sho
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import shutil
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,16 +90,21 @@ def train() -> int:
     return 0
 
 
-def run_or_refuse(command: Callable[[], None]) -> int:
-    """Run a command and return its exit code. If it refuses an argument, print one line and return 2."""
-    try:
-        command()
-    except BrokenPipeError:
-        raise  # ``run_command`` ends silently
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {format_error(error)}", file=sys.stderr)
-        return 2
-    return 0
+def refusing_settings(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
+    """Make a command that returns its exit code: 0, or 2 after one line if it refuses a setting of Hydra."""
+
+    @functools.wraps(command)
+    def run(options: Namespace) -> int:
+        try:
+            command(options)
+        except BrokenPipeError:
+            raise  # ``run_command`` ends silently
+        except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+            print(f"error: {format_error(error)}", file=sys.stderr)
+            return 2
+        return 0
+
+    return run
 
 
 def format_error(error: BaseException) -> str:

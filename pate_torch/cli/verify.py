@@ -22,5 +22,5 @@ from pate_verify import command
 def main(options: argparse.Namespace) -> int:
     """Run the command of the verifier, where ``--ledger`` without a path is the ledger of this user's store."""
     if options.ledger == Path() and not os.environ.get("PATE_LEDGER"):
-        options.ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
+        options.ledger = run_folders.find_home() / "ledger.sqlite"
     return command.run(options)

@@ -70,6 +70,11 @@ def get_home_folder(root: object = None) -> str:
     return str(root or os.environ.get("PATE_HOME") or get_user_store())
 
 
+def find_home(root: object = None) -> Path:
+    """Return the path of ``get_home_folder(root)`` with ``~`` expanded."""
+    return check_root(get_home_folder(root))
+
+
 def get_runs_folder(root: Path) -> Path:
     """Return the folder of all runs: ``root``/runs, or ``outputs/runs`` if ``root`` is the default folder."""
     return (Path("outputs") if root == get_user_store() else root) / "runs"

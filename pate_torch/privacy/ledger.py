@@ -50,7 +50,7 @@ from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError, Missin
 
 def get_default_path() -> Path:
     """Return the default path of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
-    return run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
+    return run_folders.find_home() / "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)

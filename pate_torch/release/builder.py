@@ -90,8 +90,7 @@ def build_report(
         record=reports.ReleaseRecord(
             **_describe_release(record, data, release, method),
             assets=tuple(_list_assets(record, data.spec, owner)),
-            teachers_id=record.get("teachers_id"),
-            teachers_reusable=_has_ensemble(ledger, record.get("teachers_id")),
+            **_describe_teachers(ledger, record.get("teachers_id")),
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
@@ -114,11 +113,11 @@ def build_report(
     )
 
 
-def _has_ensemble(ledger: Ledger | reports.AccountClaim, teachers_id: str | None) -> bool:
-    """Return whether the teachers are stored beside the ledger, so that they can be queried again."""
-    if teachers_id is None or isinstance(ledger, reports.AccountClaim):
-        return False
-    return TeacherStore(ledger.home).has_ensemble(teachers_id)
+def _describe_teachers(ledger: Ledger | reports.AccountClaim, teachers_id: str | None) -> dict[str, Any]:
+    is_reusable = False
+    if teachers_id is not None and isinstance(ledger, Ledger):
+        is_reusable = TeacherStore(ledger.home).has_ensemble(teachers_id)
+    return {"teachers_id": teachers_id, "teachers_reusable": is_reusable}
 
 
 def _select_public_times(
@@ -141,7 +140,6 @@ def _select_public_times(
 def _describe_release(
     record: Mapping[str, Any], data: Dataset | PublicData, release: Release | None, method: MethodDescription | None
 ) -> dict[str, Any]:
-    """Collect the fields of a ReleaseRecord on the data, the mechanism, the queries and their answers."""
     spec = data.spec
     declared_size = record.get("declared_size", spec.nominal_size if method is not None and method.uses_size else None)
     scalar = bool | int | float | str | None
@@ -168,7 +166,6 @@ def _describe_release(
 
 
 def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -> Iterator[PublicAsset]:
-    """List the public data of the release: public points, the frozen encoder, and the assets in the record."""
     if "pool_sha256" in record:
         facts = {"name": f"public points of {spec.name}", **owner.pool, "sha256": record["pool_sha256"]}
         yield PublicAsset(role="public points", **facts)

@@ -50,8 +50,6 @@ class AttackResult:
     """PRIVATE. The result of an attack on one model, with 95 % intervals over the records.
 
     Attributes:
-        members: Number of members.
-        others: Number of nonmembers.
         advantage: Share of members that are called members, minus this share of nonmembers; 0 by chance.
         auc: Probability that the margin of a member exceeds the margin of a nonmember; 1/2 by chance.
     """

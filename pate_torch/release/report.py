@@ -94,11 +94,9 @@ class Share:
 
     @property
     def interval_words(self) -> str:
-        """The interval in percent, as in '96.1 to 98.3'; empty if there is no interval."""
         return "" if self.interval is None else "{:.1f} to {:.1f}".format(*(100 * end for end in self.interval))
 
     def __str__(self) -> str:
-        """Return '97.4 % (96.1 to 98.3)'."""
         return format_percent(self.value) + (f" ({self.interval_words})" if self.size else "")
 
 
@@ -137,11 +135,9 @@ class ChargedRelease:
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """The row of a table: id, epsilon, route, purpose."""
         return self.release_id, *format_price(self.epsilon, format_route(self.accountant), missing="none"), self.purpose
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content for privacy.json."""
         facts = {"release_id": self.release_id, "what": self.purpose, "epsilon": self.epsilon}
         return facts | {"route": self.accountant or None, "events": json.loads(self.events)}
 
@@ -165,7 +161,6 @@ class ColumnReport:
     """Distribution of one column.
 
     Attributes:
-        name: Name of the column.
         codes: Text of each code.
         shares: Share of each code among the synthetic rows.
         noisy_shares: Noisy share of the units with each code.
@@ -184,8 +179,6 @@ class TableReport:
     """What a report shows of a synthetic table.
 
     Attributes:
-        num_rows: Number of synthetic rows.
-        columns: Distribution of each column.
         associations: Cramer's V of each pair of columns among the synthetic rows without rare values, 0 for independent
             columns.
     """
@@ -274,11 +267,9 @@ class ReleaseRecord(PublicFacts):
 
     @property
     def parameter_words(self) -> dict[str, str]:
-        """The parameters of the mechanism that are not None, rounded to six digits."""
         return {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in self.parameters.items() if v is not None}
 
     def get_class_name(self, label: int) -> str:
-        """Return the name of a class; the label -1 means no answer."""
         if label < 0:
             return "no answer"
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -345,7 +336,6 @@ class AccountClaim(PublicFacts):
 
     @property
     def unit_words(self) -> str:
-        """The privacy unit in words."""
         return format_one_unit(self.unit)
 
     @functools.cached_property
@@ -369,7 +359,6 @@ class AccountClaim(PublicFacts):
         return f"epsilon = {format_epsilon(epsilon)} ({self.setting}; route: {self.terms['accounting route']})"
 
     def has_part(self, purpose: str) -> bool:
-        """Return whether a reservation in ``parts`` has this purpose."""
         return any(part.purpose.startswith(purpose) for part in self.parts)
 
 
@@ -397,12 +386,10 @@ class Evaluation(PublicFacts):
 
     @property
     def student_share(self) -> Share | None:
-        """The student's accuracy on the test points; None if the accuracy is private or was not measured."""
         return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=self.student_size)
 
     @property
     def label_share(self) -> Share | None:
-        """The accuracy of the released labels; None if their true labels are not known."""
         return None if self.label_accuracy is None else Share(value=self.label_accuracy, size=self.label_size)
 
 
@@ -463,7 +450,6 @@ class ReleaseReport:
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
-        """The accuracies of the student, the labels and the baselines, as far as they were measured."""
         rows, record, evaluation = [], self.record, self.evaluation
         if (share := evaluation.student_share) is not None:
             description = f"{record.student}, on {share.size} test points" if share.size else f"{record.student}"
@@ -475,7 +461,6 @@ class ReleaseReport:
 
     @property
     def confusion_names(self) -> list[str]:
-        """The class names of the rows and columns of the confusion matrix."""
         return [self.record.get_class_name(label) for label in range(len(self.evaluation.confusion))]
 
     @functools.cached_property

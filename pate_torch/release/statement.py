@@ -145,7 +145,6 @@ class EpsilonLine(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """The row of a table: name, epsilon, route, and the covered releases with the note."""
         price = format_price(self.epsilon, self.route, missing="not known")
         return self.name, *price, f"{self.scope} {self.note}".strip()
 

@@ -41,14 +41,15 @@ def describe_table(model: TableModel, seed: int) -> TableReport:
         shares = np.bincount(codes_NJ[:, index], minlength=column.size) / len(codes_NJ)
         names = tuple(name or "missing" for name in column.names)
         noisy_shares, error = tuple((counts / total).tolist()), float(np.sqrt(variance) / total)
-        columns.append(
-            ColumnReport(
-                name=column.name, codes=names, shares=tuple(shares.tolist()), noisy_shares=noisy_shares, error=error
-            )
-        )
-    return TableReport(
-        num_rows=len(codes_NJ), columns=tuple(columns), associations=compute_associations(codes_NJ, model.domain.sizes)
-    )
+        facts: dict[str, Any] = {
+            "codes": names,
+            "shares": tuple(shares.tolist()),
+            "noisy_shares": noisy_shares,
+            "error": error,
+        }
+        columns.append(ColumnReport(name=column.name, **facts))
+    associations = compute_associations(codes_NJ, model.domain.sizes)
+    return TableReport(num_rows=len(codes_NJ), columns=tuple(columns), associations=associations)
 
 
 def _average_tables(model: TableModel, column: int) -> tuple[np.ndarray, float]:
@@ -98,34 +99,26 @@ def measure_usefulness(model: TableModel, test_NJ: np.ndarray, seed: int = 0) ->
     is_tested_N = np.isin(rows[:, target], test_NJ[:, target])
     rows = rows[is_tested_N] if is_tested_N.any() else rows
     truth_N, most_frequent = test_NJ[:, target], np.bincount(rows[:, target]).argmax()
+
+    def measure(prediction: Any) -> Share:
+        return Share(value=float((truth_N == prediction).mean()), size=len(truth_N))
+
+    constant = Accuracy(name="Most frequent value", share=measure(most_frequent), description="the constant prediction")
+    if len(np.unique(rows[:, target])) < 2:
+        return (constant,)
     learners = {
         "Logistic regression": LogisticRegression(max_iter=500),
         "Gradient boosting": HistGradientBoostingClassifier(),
     }
-    result = [
-        Accuracy(
-            name="Most frequent value",
-            share=Share(value=float((truth_N == most_frequent).mean()), size=len(truth_N)),
-            description="the constant prediction",
-        )
-    ]
+    result = [constant]
     for name, learner in learners.items():
         x, test = (_encode_features(codes, model.domain.sizes, target, name) for codes in (rows, test_NJ))
-        if len(np.unique(rows[:, target])) > 1:
-            accuracy = float((learner.fit(x, rows[:, target]).predict(test) == truth_N).mean())
-            result.append(
-                Accuracy(
-                    name=name,
-                    share=Share(value=accuracy, size=len(truth_N)),
-                    description="trained on the synthetic rows",
-                    is_primary=True,
-                )
-            )
+        share, description = measure(learner.fit(x, rows[:, target]).predict(test)), "trained on the synthetic rows"
+        result.append(Accuracy(name=name, share=share, description=description, is_primary=True))
     return tuple(result)
 
 
 def _encode_features(codes_NJ: np.ndarray, sizes: Sequence[int], target: int, learner: str) -> np.ndarray:
-    """Encode all columns but the target: one-hot for the logistic regression, and as codes for trees."""
     columns = [column for column in range(len(sizes)) if column != target]
     if learner == "Gradient boosting":
         return codes_NJ[:, columns]

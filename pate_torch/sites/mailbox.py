@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pate_torch.sites.options import add_data_options, get_encoder_files, make_data_reader
+from pate_torch.sites.options import DATA_ARGUMENTS, get_encoder_files, make_data_reader
 
 if TYPE_CHECKING:
     from pate_torch.sites.joiner import Joiner
@@ -174,10 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pate_torch.sites.mailbox", description=description)
     parser.add_argument("mailbox", type=Path, help="folder that the transport reaches")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the private keys")
-    add_data_options(parser)
+    for name, options in DATA_ARGUMENTS:
+        parser.add_argument(name, **options)
     parser.add_argument("--seconds", type=float, default=math.inf, help="seconds to run (default: without end)")
     parsed = parser.parse_args(arguments)
-    site = Site(SiteState(parsed.folder), run_folders.check_root(run_folders.get_home_folder()))
+    site = Site(SiteState(parsed.folder), run_folders.find_home())
     read_data, encoder = make_data_reader(parsed), get_encoder_files(parsed)
     for name in ("inbox", "outbox"):
         (parsed.mailbox / name).mkdir(parents=True, exist_ok=True)

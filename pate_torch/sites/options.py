@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+Argument = tuple[str, dict[str, Any]]
+"""Name of an argument of a command -> options of ``ArgumentParser.add_argument``."""
 
-def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the private data of a site, and of the encoder."""
-    parser.add_argument("--data", type=Path, required=True, help="private table, image folder or .npz file")
-    parser.add_argument("--group", metavar="REGEX", help="REGEX that finds the unit in a file name")
-    parser.add_argument("--separator", default=",", help="separator of a CSV file (default: a comma)")
-    add_encoder_options(parser)
-
-
-def add_encoder_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the files of the encoder that a public file names."""
-    for name in ("weights", "tokenizer"):
-        parser.add_argument(f"--{name}", type=Path, help=f"file of the encoder's {name}, if the round names an encoder")
+ENCODER_ARGUMENTS: tuple[Argument, ...] = tuple(
+    (f"--{name}", dict(type=Path, help=f"file of the encoder's {name}, if the round names an encoder"))
+    for name in ("weights", "tokenizer")
+)
+DATA_ARGUMENTS: tuple[Argument, ...] = (
+    ("--data", dict(type=Path, required=True, help="private table, image folder or .npz file")),
+    ("--group", dict(metavar="REGEX", help="REGEX that finds the unit in a file name")),
+    ("--separator", dict(default=",", help="separator of a CSV file (default: a comma)")),
+    *ENCODER_ARGUMENTS,
+)
 
 
 def make_data_reader(parsed: argparse.Namespace) -> Any:

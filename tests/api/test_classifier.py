@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import uuid
@@ -18,9 +17,6 @@ import torch
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 from torchvision.transforms import v2
 
@@ -30,18 +26,20 @@ from pate_torch.api.inputs import encode_labels
 from pate_torch.api.released import ReleasedClassifier
 from pate_torch.cli import main as cli
 from pate_torch.features.encoder import Encoder
-from pate_torch.methods import feasibility, teacher_votes
+from pate_torch.methods import teacher_votes
 from pate_torch.methods.base import ModelForecast
 from pate_torch.methods.gradients import GradientMethod, plan_descent
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import DataSpec, EncoderCard, PrivateRecords
+from pate_torch.release.charges import format_charges
 from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseStopped
 from pate_torch.students import private_test, store
 from pate_torch.students.base import Student
 from pate_torch.students.semi_supervised import LabelSpreading
+from pate_torch.teachers.recipe import TeacherRecipe
 from tests import ROOT
 from tests.api.classifiers import draw_table, make_classifier
 from tests.spies import spy
@@ -56,12 +54,6 @@ EPSILONS = {"gradients": 4.0, "teachers": 4.0, "dpsgd": 6.0}
 @pytest.fixture
 def make(tmp_path):
     return functools.partial(make_classifier, tmp_path)
-
-
-def test_sparse_rows_go_in_and_come_out(make):
-    convert = scipy.sparse.csr_matrix
-    fitted = make(num_records_about=9e2, random_state=None).fit(convert(X), Y, public=convert(PUBLIC))
-    assert fitted.score(convert(TEST), TRUTH) > 0.9
 
 
 @pytest.mark.parametrize("y", [np.eye(3, dtype=int)[[0] * 900], [[0, 1]] * 900], ids=["indicators", "lists"])
@@ -131,23 +123,14 @@ REPEATED = pytest.mark.slow(reason="scikit-learn's 50 checks once more, by a hun
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["gradients", pytest.param("teachers", marks=REPEATED)])
-def test_scikit_learns_own_checks(method, tmp_path):
+def test_scikit_learns_own_checks(method, tmp_path, monkeypatch):
+    for name in ("render_page", "render_model_card"):  # a hundred pages that nobody reads
+        monkeypatch.setattr(f"pate_torch.release.renderer.{name}", lambda _: "")
     settings = {"num_records_about": 100, "classes_are_public": True, "spend_anyway": True, "verbose": False}
     estimator = WithThrownAwayAccounts(8.0, method=method, home=tmp_path, **settings)
     results = check_estimator(estimator, expected_failed_checks=EXPECTED_FAILURES, on_fail="raise")
     names = {s: [r["check_name"] for r in results if r["status"] == s] for s in ("passed", "xfail")}
     assert len(names["passed"]) >= 45 and set(names["xfail"]) <= set(EXPECTED_FAILURES)
-
-
-def test_the_last_step_of_a_pipeline(make):
-    steps = Pipeline([("halved", FunctionTransformer(lambda x: x / 2)), ("clf", make())])
-    steps.fit(X, Y, clf__public=PUBLIC / 2)
-    assert steps.score(TEST, TRUTH) > 0.9
-
-
-def test_cross_validation_cannot_spend_by_accident(make):
-    with pytest.raises(ValueError, match="allow_refit"):
-        cross_val_score(make(), X, Y, cv=3, params={"public": PUBLIC}, error_score="raise")
 
 
 def test_what_is_pickled_holds_no_record(make):
@@ -164,33 +147,25 @@ def test_what_is_pickled_holds_no_record(make):
 
 
 @pytest.mark.parametrize("method", EPSILONS)
-def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, fitted, make, tmp_path):
+def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, fitted):
     first, epsilon = fitted(method), EPSILONS[method]
     account = read_account(first.home)
     assert epsilon - 0.01 < account.guarantee.epsilon <= epsilon
     assert (account.delta, account.budget_epsilon) == (1e-5, 10)
     assert first.privacy_["guarantee"]["epsilon"] == pytest.approx(account.guarantee.epsilon)
-    shutil.copytree(first.home, tmp_path, dirs_exist_ok=True, symlinks=True)
+    words = format_charges(first.home, account, [*account.charges.values()])
+    assert f"accountant {'pld' if method == 'dpsgd' else 'gdp'}" in words
     refusal = rf"charged already \(epsilon {epsilon:g}.*allow_refit=True adds a release of epsilon 2"
     with pytest.raises(ValueError, match=refusal):
-        make(2.0, method=method).fit(X, Y, public=PUBLIC)
-    make(2.0, method=method, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
-    account = read_account(tmp_path)
-    assert epsilon < account.guarantee.epsilon < epsilon + 2 and account.num_releases == 2
+        make_classifier(first.home, 2.0, method=method).fit(X, Y, public=PUBLIC)
 
 
 def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
-    hopeless = {
-        "method": "teachers",
-        "num_records_about": None,
-        "epsilon": 0.3,
-    }  # ten teachers, noise of dozens of votes
+    # Ten teachers, and noise of dozens of votes.
+    hopeless = {"method": "teachers", "num_records_about": None, "epsilon": 0.3}
     with pytest.raises(ValueError, match=r"epsilon=0\.3.*mostly noise.*num_records_about=.*spend_anyway=True"):
         make(**hopeless).fit(X, Y, public=PUBLIC)
     assert not (tmp_path / "ledger.sqlite").exists()
-    with pytest.warns(feasibility.LowSignalWarning):
-        make(**hopeless, spend_anyway=True).fit(X, Y, public=PUBLIC)
-    assert read_account(tmp_path).guarantee.epsilon == pytest.approx(0.3)
 
 
 def test_the_number_of_units_is_public_where_one_is_replaced(make):
@@ -236,17 +211,17 @@ def test_a_fit_that_died_right_after_it_stopped_can_be_repeated(make, tmp_path, 
 def test_few_records_are_expected_to_give_no_model(make, tmp_path):
     """The noise of the counts, 30 units each, hides that there are twelve. One in twenty fits goes on."""
     outcomes = []
-    for number in range(10):
+    for number in range(6):
         try:
             make(1.0, num_records_about=None, home=tmp_path / str(number)).fit(X[:12], Y[:12], public=PUBLIC)
         except ReleaseStopped as stopped:
             outcomes.append(stopped.forecast.skill)
-    assert len(outcomes) >= 6 and max(outcomes) <= 0
+    assert len(outcomes) >= 2 and max(outcomes) <= 0
 
 
 def test_the_counts_are_released_and_a_declared_number_that_they_contradict_is_not_used(make, tmp_path):
     step_sizes = {}
-    for about in (None, 900, 2700, 300):
+    for about in (None, 2700, 300):
         clf = make(num_records_about=about, home=tmp_path / str(about)).fit(X, Y, public=PUBLIC)
         assert np.abs(clf.class_counts_ - np.bincount(Y)).max() < 60  # ten standard deviations
         assert json.loads((clf.release_ / "first_answers.json").read_text())["counts"] == clf.class_counts_.tolist()
@@ -304,7 +279,6 @@ REFUSED = {
     "equal classes": ({"classes": [0, 1, 1]}, {}, "classes=.*must be different"),
     "one class": ({"classes": [0]}, {}, "at least 2 classes"),
     "no listed class": ({"classes": ["a", "b"]}, {}, "classes"),
-    "chosen by": ({"chosen_by": "luck"}, {}, "chosen_by"),
     "public": ({}, {"public": None}, "public=None: must be public points.*\\n.*\\n.*split_public"),
     "account": ({"account": None}, {}, "account=None: must name"),
     "epsilon": ({"epsilon": 0.0}, {}, "epsilon"),
@@ -331,6 +305,12 @@ REFUSED = {
     "share": ({"private_test": 1.0}, {}, "private_test"),
     "test by DP-SGD": ({"method": "dpsgd", "private_test": 0.1}, {}, "private_test=0.1.*dpsgd"),
     "test of a student": ({"private_test": 0.1, "student": LogisticRegression()}, {}, "private_test=0.1.*release"),
+    "weights without odds": (
+        {"class_weight": "balanced", "student": LabelSpreading()},
+        {},
+        "class_weight=.*linear out",
+    ),
+    "test without odds": ({"private_test": 0.1, "student": LabelSpreading()}, {}, "private_test=.*linear output"),
     "encoder": ({"encoder": "wordllama"}, {}, "encoder='str': must be an Encoder, or the EncoderCard"),
 }
 
@@ -369,10 +349,14 @@ def spy_on_records(monkeypatch) -> tuple[list, list]:
 
 
 OWN = {"teacher": LogisticRegression(), "num_teachers": 20}
+RECIPE = OWN | {"teacher": TeacherRecipe(network="logistic", steps=10)}
 
 
-@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-@pytest.mark.parametrize("settings", [{}, {"method": "teachers"}, OWN], ids=["gradients", "teachers", "own"])
+@pytest.mark.parametrize(
+    ("settings", "adjacency"),
+    [({}, "add_remove"), ({}, "replace_one"), (RECIPE, "add_remove"), (OWN, "replace_one")],
+    ids=["gradients", "gradients replace_one", "teachers", "own"],
+)
 def test_no_held_out_unit_reaches_training_in_any_fit_of_the_account(settings, adjacency, make, monkeypatch):
     used, tested = spy_on_records(monkeypatch)
     everything = to_rows(PrivateRecords.from_rows(X, Y))
@@ -387,10 +371,9 @@ def test_no_held_out_unit_reaches_training_in_any_fit_of_the_account(settings, a
     assert len(tested) == 2 and tested[1] == tested[0]
 
 
-@pytest.mark.parametrize("settings,is_said", [({"num_records_about": 9e2}, True), ({"num_records_about": None}, False)])
-def test_a_test_of_few_units_is_announced_where_their_number_is_declared(settings, is_said, make, capsys):
-    make(4.0, private_test=0.1, verbose=True, **settings).fit(X, Y, public=PUBLIC)
-    assert ("The private test has about 90 units." in capsys.readouterr().out) == is_said
+def test_a_test_of_few_units_is_announced_where_their_number_is_declared(make, capsys):
+    make(4.0, private_test=0.1, verbose=True, num_records_about=9e2).fit(X, Y, public=PUBLIC)
+    assert "The private test has about 90 units." in capsys.readouterr().out
 
 
 def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, capsys):
@@ -446,9 +429,8 @@ def test_an_account_that_trained_on_all_units_has_no_test(make, tmp_path):
     make(2.0, spend_anyway=True).fit(X, Y, public=PUBLIC)
     with pytest.raises(ValueError, match=r"private_test: must be asked for before the account's first charge"):
         make(2.0, private_test=0.1, allow_refit=True, random_state=1).fit(X, Y, public=PUBLIC)
-    assert (
-        len(read_account(tmp_path).charges) == 1 and not (tmp_path / "teachers" / "held_out" / "clouds.json").exists()
-    )
+    assert len(read_account(tmp_path).charges) == 1
+    assert not (tmp_path / "teachers" / "held_out" / "clouds.json").exists()
 
 
 def test_a_cap_that_does_not_admit_the_test_admits_no_release(make, tmp_path, monkeypatch):
@@ -458,13 +440,6 @@ def test_a_cap_that_does_not_admit_the_test_admits_no_release(make, tmp_path, mo
     assert not (tmp_path / "ledger.sqlite").exists() or not read_account(tmp_path).charges
     monkeypatch.undo()
     make(4.0, private_test=0.2).fit(X, Y, public=PUBLIC)  # the refused fit has fixed no share
-
-
-@pytest.mark.parametrize("key,value", [("class_weight", "balanced"), ("private_test", 0.1)])
-def test_a_student_without_linear_output_is_refused_before_the_charge(key, value, make, tmp_path):
-    with pytest.raises(ValueError, match=f"{key}=.*linear output"):
-        make(2.0, student=LabelSpreading(), **{key: value}).fit(X, Y, public=PUBLIC)
-    assert not (tmp_path / "ledger.sqlite").exists()
 
 
 def test_one_record_of_each_group_is_tested(make, monkeypatch):
@@ -613,12 +588,15 @@ def make_skorch_net():
     return NeuralNetClassifier(Halves, criterion=torch.nn.CrossEntropyLoss, max_epochs=20, lr=0.1, batch_size=8)
 
 
+SKORCH = pytest.mark.slow(reason="twenty networks by skorch, which tests/teachers trains too")
+
+
 @pytest.mark.parametrize(
     "make_teacher,make_student",
     [
         (LogisticRegression, LogisticRegression),
         (lambda: Network(Halves, steps=40), lambda: Network(Halves, steps=40, transform=v2.RandomVerticalFlip())),
-        (make_skorch_net, make_skorch_net),
+        pytest.param(make_skorch_net, make_skorch_net, marks=SKORCH),
     ],
     ids=["sklearn", "networks", "skorch"],
 )
@@ -679,13 +657,6 @@ def test_features_with_their_encoders_card_give_a_student_of_the_points_themselv
 
 
 # ---- what it prints and states -----------------------------------------------------------------------------------
-
-
-def test_it_prints_its_reason_in_two_lines_and_what_it_charged(make, capsys, tmp_path):
-    make(verbose=True).fit(X, Y, public=PUBLIC)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and str(tmp_path.absolute() / "ledger.sqlite") in lines[2]
-    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in lines[0] and "units of each class" in lines[1]
 
 
 def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(fitted):

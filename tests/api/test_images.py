@@ -79,13 +79,10 @@ def test_a_dataset_is_fitted_and_predicted_like_its_array(make, tmp_path):
 def test_public_images_that_are_private_ones_are_refused_by_every_way(make, tmp_path):
     own = write_folder(tmp_path / "own", X, Y)
     encoder = Encoder(module=Corners(), size=8, mean=[0.3], std=[0.3])
-    for x, y in [(X / 255, Y), (TensorDataset(X, Y), None), (own, None)]:
-        for options in ({}, {"encoder": encoder}):
-            with pytest.raises(
-                ValueError,
-                match=r"^public='.*': holds records of X",
-            ):
-                make(classes=CLASSES if x is own else [0, 1, 2], **options).fit(x, y, public=own if x is own else x)
+    blocks = TensorDataset(X, Y)
+    for x, y, options in [(X / 255, Y, {}), (blocks, None, {"encoder": encoder}), (own, None, {"classes": CLASSES})]:
+        with pytest.raises(ValueError, match=r"^public='.*': holds records of X"):
+            make(**options).fit(x, y, public=x)
 
 
 def test_forms_that_differ_are_refused_by_name(make, tmp_path):
@@ -95,11 +92,7 @@ def test_forms_that_differ_are_refused_by_name(make, tmp_path):
         (X.flatten(1).numpy(), TensorDataset(POOL), "^public='TensorDataset': must have the form of X"),
         (X / 255, POOL, r"^X='float32 \[600, 1, 8, 8\]': must be uint8 of shape \['N', 1, 8, 8\]"),
         (X, POOL.float(), r"^public='float32 from 0 to 2.*whole numbers in 0\.\.255 or fractions in 0\.\.1"),
-        (
-            TensorDataset(X[:, :, :4], Y),
-            TensorDataset(POOL),
-            "^X='TensorDataset': has no point that can be read",
-        ),
+        (TensorDataset(X[:, :, :4], Y), TensorDataset(POOL), "^X='TensorDataset': has no point that can be read"),
     ]:
         with pytest.raises(ValueError, match=message):
             make().fit(x, None if isinstance(x, TensorDataset) else Y, public=public)

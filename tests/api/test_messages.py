@@ -18,6 +18,7 @@ from pate_torch.methods.feasibility import LowSignalWarning
 from pate_torch.privacy.ledger import find_account
 from pate_torch.students.linear import ReleasedModel
 from pate_torch.students.training import Supervised
+from pate_torch.teachers.recipe import TeacherRecipe
 from tests.worlds import clouds
 
 X, Y = (part.numpy() for part in clouds(300, 0))
@@ -28,6 +29,8 @@ OWN_ATTRIBUTES = re.compile(r"\b(student|teacher|encoder)\.(?=\w)")
 FOREIGN = re.compile(r"[a-z_]+\.[a-z_]+=|privacy\.|dataset\.|method\.|budget|target_eps|max_cat|unknown=|=true|=null")
 WORDS = pd.DataFrame({"word": [f"w{k}" for k in range(300)], "number": np.arange(300.0)})
 IMAGES = np.zeros((300, 1, 8, 8))
+RECIPE = TeacherRecipe(network="logistic", steps=5)
+TEACHERS = {"method": "teachers", "teacher": RECIPE, "num_teachers": 5, "spend_anyway": True}
 
 
 @pytest.fixture
@@ -99,7 +102,8 @@ def test_a_refusal_of_the_account_names_the_arguments_of_this_class(make, tmp_pa
 
 
 def test_a_refusal_of_pate_names_its_arguments(tmp_path):
-    make = functools.partial(PATE, classes=3, delta=1e-5, num_teachers=3, mechanism=GNMax(sigma=900.0), home=tmp_path)
+    shared = {"num_teachers": 3, "teacher": RECIPE, "mechanism": GNMax(sigma=900.0), "home": tmp_path}
+    make = functools.partial(PATE, classes=3, delta=1e-5, **shared)
     with pytest.raises(ValueError, match=r"^name='a b': must start"):
         make("a b")
     with pytest.raises(ValueError, match=r"^budget_epsilon=-1: must be"):
@@ -108,28 +112,30 @@ def test_a_refusal_of_pate_names_its_arguments(tmp_path):
         make("ab").fit_teachers(X, Y).label(PUBLIC, 5)
 
 
-def test_a_forecast_of_noise_advises_with_the_arguments_of_this_class(make):
-    classifier = make(0.1, method="teachers", num_teachers=5, num_queries=50, spend_anyway=True)
+def test_a_forecast_of_noise_advises_with_the_arguments_of_this_class(make, tmp_path):
+    classifier = make(0.1, num_queries=50, **TEACHERS)
     with pytest.warns(LowSignalWarning, match=r"Noise outweighs.*take more teachers, or spend a larger") as caught:
         classifier.fit(X, Y, public=PUBLIC)
     assert not any("PATE(" in str(warning.message) for warning in caught)
+    assert find_account(tmp_path, "clouds").guarantee.epsilon == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("method", ["gradients", "dpsgd"])
-def test_a_fit_tells_its_charge_and_the_total_of_the_account(method, make, tmp_path, capsys, caplog):
-    terms = TERMS if method == "gradients" else TERMS.replace("gdp", "pld and gdp")
+def test_a_fit_tells_its_charge_and_the_total_of_the_account(make, tmp_path, capsys, caplog):
     caplog.set_level(logging.INFO, "pate_torch")
-    first = make(2.0, method=method, cap=30).fit(X, Y, public=PUBLIC)
+    first = make(2.0, cap=30).fit(X, Y, public=PUBLIC)
     assert capsys.readouterr().out == "" and first.total_.epsilon == pytest.approx(2.0, rel=1e-3)
     assert "charged 2.000; the only charge of the account (cap 30); ledger" in caplog.messages[-1]
-    second = make(1.0, method=method, allow_refit=True, verbose=True).fit(X, Y, public=PUBLIC)
+    second = make(1.0, allow_refit=True, verbose=True).fit(X, Y, public=PUBLIC)
     total = find_account(tmp_path, "clouds").guarantee
     total_words = (
         f"account total {format_epsilon(total.epsilon)} if all its releases were planned before the first, "
         "otherwise up to its cap 30"
     )
-    line = rf"charged 1\.000; {total_words}; ledger at {tmp_path}/ledger.sqlite {terms}"
-    assert re.fullmatch(f"  {line}", capsys.readouterr().out.splitlines()[-1])
+    line = rf"charged 1\.000; {total_words}; ledger at {tmp_path}/ledger.sqlite {TERMS}"
+    plan, expectation, charge = capsys.readouterr().out.splitlines()
+    assert plan.startswith("PATEClassifier, epsilon 1 at delta 1e-5 (add_remove, unit record): ")
+    assert "units of each class" in expectation
+    assert re.fullmatch(f"  {line}", charge)
     assert second.total_ == total and 2 < total.epsilon < 3
     assert re.fullmatch(line, caplog.messages[-1]) and len(caplog.messages) == 6
 
@@ -140,9 +146,6 @@ def test_the_callback_is_told_every_stage(make, capsys):
     stages = {stage: (done, total) for stage, done, total in calls}
     assert {"Encoding every record", "Answering queries", "Training the student (released_model)"} <= set(stages)
     assert all(done == total for done, total in stages.values()) and capsys.readouterr().err == ""
-
-
-TEACHERS = {"method": "teachers", "num_teachers": 5, "spend_anyway": True}
 
 
 @pytest.mark.parametrize(

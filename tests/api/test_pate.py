@@ -67,8 +67,8 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize(
     "teacher",
-    [RECIPE, LogisticRegression(), DecisionTreeClassifier(), Network(Net, **TRAINING)],
-    ids=["recipe", "sklearn", "tree", "module"],
+    [RECIPE, DecisionTreeClassifier(), Network(Net, **TRAINING)],
+    ids=["recipe", "tree", "module"],
 )
 def test_from_tensors_to_a_reported_student(make, teacher):
     # Trees disagree: more noise would outvote them.
@@ -100,8 +100,16 @@ class Counting(LogisticRegression):
         return super().fit(x, y if len(self.fits) == 1 else (y + 1) % 3)
 
 
-@pytest.mark.fresh_process
-@pytest.mark.parametrize("teacher,calls", [(RECIPE, 2), (Counting(), 1)], ids=["recipe", "estimator"])
+FRESH = pytest.mark.slow(reason="a process that imports this module; tests/teachers has a faster one")
+
+
+@pytest.mark.parametrize(
+    "teacher,calls",
+    [
+        pytest.param(RECIPE, 2, id="recipe"),  # a teacher's losses depend on those of the others
+        pytest.param(Counting(), 1, id="estimator", marks=(pytest.mark.fresh_process, FRESH)),
+    ],
+)
 def test_a_teacher_that_comes_out_different_alone_is_refused_before_anything_is_charged(
     make, teacher, calls, monkeypatch
 ):
@@ -146,7 +154,10 @@ def test_verbose_shows_the_stages_on_standard_error_alone(make, teacher, capsys)
     shown = capsys.readouterr()
     parts = "Training 16 teachers ...", "Training 16 teachers: 16/16 done in", "Charging account 'clouds'", "Answering"
     assert shown.out == "" and [part for part in parts if part not in shown.err] == []
-    make("others", teacher=teacher, verbose=False, allow_duplicate_account=True).fit_teachers(X, Y).label(POOL, 5)
+
+
+def test_quiet_teachers_print_nothing_and_other_words_are_refused(make, capsys):
+    make(teacher=LogisticRegression(), verbose=False).fit_teachers(X, Y).label(POOL, 5)
     assert capsys.readouterr() == ("", "")
     with pytest.raises(ValueError, match=r"verbose=3: must be true or false"):
         make(verbose=3)

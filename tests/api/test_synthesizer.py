@@ -92,8 +92,7 @@ def watch_values(monkeypatch):
 # ---- charges -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", [0, 2])
-@pytest.mark.parametrize("adjacency,noise", [("add_remove", "torch"), ("replace_one", "discrete")])
+@pytest.mark.parametrize("adjacency,noise,rounds", [("add_remove", "torch", 0), ("replace_one", "discrete", 2)])
 def test_a_fit_is_charged_the_events_of_its_method_and_epsilon(fit, tmp_path, adjacency, noise, rounds):
     fitted = fit(adjacency=adjacency, noise=noise, rounds=rounds)
     (charge,), (reserve,), (commit,) = (
@@ -103,16 +102,11 @@ def test_a_fit_is_charged_the_events_of_its_method_and_epsilon(fit, tmp_path, ad
     assert cost == pytest.approx(1.0, rel=1e-6) and cost <= 1 + 1e-12
     assert compute_guarantee(charge.incurred_events, 1e-5).epsilon <= cost and charge.is_committed
     assert commit["scalar"] <= reserve["scalar"] and commit["scalar"] == pytest.approx(reserve["scalar"], rel=1e-9)
-    assert [e["kind"] for e in reserve["events"]] == ["gaussian" if noise == "torch" else "zcdp"] * len(
-        reserve["events"]
-    )
+    assert {event["kind"] for event in reserve["events"]} == {"gaussian" if noise == "torch" else "zcdp"}
     assert sum(e["count"] for e in reserve["events"]) == 2 + rounds == sum(e["count"] for e in commit["events"])
     guarantee = fitted.privacy_["guarantee"]
     assert guarantee["epsilon"] == pytest.approx(cost) and guarantee["adjacency"] == adjacency
-    for key, name in (
-        ("synthesizer_sha256", "synthesizer.safetensors"),
-        ("first_answers_sha256", "first_answers.json"),
-    ):
+    for key, name in {"synthesizer_sha256": TABLE_FILE_NAME, "first_answers_sha256": "first_answers.json"}.items():
         assert commit[key] == hashlib.sha256((fitted.release_ / name).read_bytes()).hexdigest()
 
 
@@ -144,10 +138,8 @@ def test_one_row_of_each_unit_is_counted(fit, monkeypatch):
     values.clear()
     named = TABLE.assign(person=[f"p{u}" for u in units])
     fitted = fit(named, groups="person", account="third", epsilon=4.0, rounds=1, allow_duplicate_account=True)
-    assert (
-        values[0].counts_M.tolist() == counts.counts_M.tolist()
-        and fitted.privacy_["guarantee"]["unit"] == "group:person"
-    )
+    assert values[0].counts_M.tolist() == counts.counts_M.tolist()
+    assert fitted.privacy_["guarantee"]["unit"] == "group:person"
     with pytest.raises(ValueError, match="groups='ward': must be one of note, person"):
         fit(named, groups="ward", account="fourth")
 
@@ -220,9 +212,8 @@ def test_a_schema_file_is_read_and_a_damaged_one_is_refused(fit, tmp_path):
 # ---- the release -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", [0, 1])
-def test_the_folder_holds_the_table_and_no_private_value(fit, tmp_path, rounds):
-    fitted = fit(rounds=rounds, epsilon=4.0)
+def test_the_folder_holds_the_table_and_no_private_value(fit, tmp_path):
+    fitted = fit(rounds=1, epsilon=4.0)
     names = {file.relative_to(fitted.release_).as_posix() for file in fitted.release_.rglob("*")}
     assert names == {
         "synthetic.csv", "synthesizer.safetensors", "first_answers.json", "privacy.json", "summary.json",
@@ -310,7 +301,7 @@ def check_finished(home):
 
 @pytest.mark.parametrize(
     "stride",
-    [pytest.param(1, marks=pytest.mark.slow(reason="fault injection: two fits for each durable write")), 17],
+    [pytest.param(1, marks=pytest.mark.slow(reason="fault injection: two fits for each durable write")), 68],
 )
 def test_a_fit_that_is_killed_at_a_durable_write_is_never_undercharged(processes, tmp_path, stride):
     whole, outcomes = tmp_path / "whole", set()

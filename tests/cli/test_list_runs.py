@@ -2,7 +2,7 @@
 
 import json
 
-from pate_torch.cli.list_runs import main
+from pate_torch.cli.main import main
 
 
 def write(root, name, **changes):
@@ -19,11 +19,11 @@ def test_runs_are_listed(tmp_path, capsys):
     write(tmp_path, "labels", student=None, student_accuracy=None, dataset="clinics")
     (tmp_path / "runs" / "digits" / "gaussian" / "torn" / "release").mkdir(parents=True)
     (tmp_path / "runs" / "digits" / "gaussian" / "torn" / "release" / "summary.json").write_text("{")
-    assert main(["--home", str(tmp_path)]) == 0
+    assert main(["runs", "--home", str(tmp_path)]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert {"run", "first", "seeded", "labels"} == set(lines)
     assert "1.235" in lines["first"] and "95.1%" in lines["first"]  # an epsilon is rounded up
     assert "NOT PRIVATE" in lines["seeded"] and "1.23" not in lines["seeded"]
-    assert main(["--home", str(tmp_path), "--json", "--dataset", "clinics"]) == 0
+    assert main(["runs", "--home", str(tmp_path), "--json", "--dataset", "clinics"]) == 0
     [only] = json.loads(capsys.readouterr().out)
     assert only["epsilon"] == 1.2341 and only["run"] == "digits/gaussian/labels"

@@ -70,12 +70,9 @@ def make_options(folder, file, **changes):
 def predict_whole(options):
     """The predictions of a file that is read, encoded and predicted as one table."""
     student = load_student(options.run)
+    columns = options.columns and options.columns.split(",")
     table = table_files.read_table(
-        "records",
-        options.records,
-        options.separator,
-        columns=options.columns and options.columns.split(","),
-        quotes=options.quotes,
+        "records", options.records, options.separator, columns=columns, quotes=options.quotes
     )
     x = student.encode(table, unknown=options.unknown)
     names = table[options.id].to_pylist() if options.id is not None else range(len(x))
@@ -115,8 +112,10 @@ def write_file(folder, form):
     return folder / "new.csv", {}
 
 
-@pytest.mark.parametrize("form", ["plain", "blank lines", "packed", "no header", "parquet"])
-@pytest.mark.parametrize("id_column", [None, "name"])
+@pytest.mark.parametrize(
+    ("form", "id_column"),
+    [("plain", None), ("blank lines", "name"), ("packed", None), ("no header", "name"), ("parquet", "name")],
+)
 def test_blocks_are_predicted_as_the_whole_file(form, id_column, folder, capsys):
     file, changes = write_file(folder, form)
     options = make_options(folder, file, id=id_column, **changes)

@@ -106,22 +106,23 @@ def compose_command(line: str, workspace: Path) -> Any:
 # -- files that pages speak of ---------------------------------------------------------------------------------------
 
 
+def format_visits(generator: np.random.Generator, patients: Sequence[str], labeled: bool = True) -> str:
+    """One visit of each of these patients, with the patients' diagnosis if ``labeled``."""
+    lines = ["patient,age,pressure,ward" + ",diagnosis" * labeled]
+    for patient in patients:
+        age, pressure = generator.normal(50, 15), generator.normal(120, 20)
+        ill = "ill" if (age - 50) / 15 + (pressure - 120) / 20 > generator.normal(0, 0.3) else "well"
+        line = f"{patient},{age:.1f},{pressure:.1f},{generator.choice(list('ABC'))}"
+        lines.append(line + f",{ill}" * labeled)
+    return "\n".join(lines) + "\n"
+
+
 def demo_table(file: Path) -> None:
-    """patients.csv, and beside it public.csv (without labels) and test.csv: 120 patients of five visits each."""
+    """patients.csv, and beside it public.csv (without labels) and test.csv: a few visits of each patient."""
     generator = np.random.default_rng(0)
-
-    def rows(count: int, patients: int, labeled: bool = True) -> str:
-        lines = ["patient,age,pressure,ward" + ",diagnosis" * labeled]
-        for _ in range(count):
-            age, pressure = generator.normal(50, 15), generator.normal(120, 20)
-            ill = "ill" if (age - 50) / 15 + (pressure - 120) / 20 > generator.normal(0, 0.3) else "well"
-            line = f"p{generator.integers(patients)},{age:.1f},{pressure:.1f},{generator.choice(list('ABC'))}"
-            lines.append(line + f",{ill}" * labeled)
-        return "\n".join(lines) + "\n"
-
-    file.write_text(rows(1200, 240))
-    file.with_name("public.csv").write_text(rows(200, 50, labeled=False))
-    file.with_name("test.csv").write_text(rows(200, 50))
+    for name, count, patients in ((file.name, 1200, 240), ("public.csv", 200, 50), ("test.csv", 200, 50)):
+        ids = [f"p{patient}" for patient in generator.integers(patients, size=count)]
+        file.with_name(name).write_text(format_visits(generator, ids, labeled=name != "public.csv"))
 
 
 def demo_clinic(file: Path) -> None:
@@ -143,13 +144,7 @@ def demo_clinic(file: Path) -> None:
 
 def demo_labeled(file: Path) -> None:
     """Visits of 480 other patients, all public and with labels, one a patient."""
-    generator = np.random.default_rng(1)
-    lines = ["patient,age,pressure,ward,diagnosis"]
-    for patient in range(480):
-        age, pressure = generator.normal(50, 15), generator.normal(120, 20)
-        ill = "ill" if (age - 50) / 15 + (pressure - 120) / 20 > generator.normal(0, 0.3) else "well"
-        lines.append(f"q{patient},{age:.1f},{pressure:.1f},{generator.choice(list('ABC'))},{ill}")
-    file.write_text("\n".join(lines) + "\n")
+    file.write_text(format_visits(np.random.default_rng(1), [f"q{patient}" for patient in range(480)]))
 
 
 def demo_votes(file: Path) -> None:
@@ -207,19 +202,7 @@ def demo_resnet18(file: Path) -> None:
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), file)
 
 
-MAKERS = {
-    maker.__name__: maker
-    for maker in (
-        demo_table,
-        demo_clinic,
-        demo_labeled,
-        demo_votes,
-        demo_mails,
-        demo_table_of_tokens,
-        demo_resnet18,
-        demo_vectors,
-    )
-}
+MAKERS = {name: maker for name, maker in globals().items() if name.startswith("demo_")}
 
 
 def furnish(page: Path, folder: Path) -> Path:
@@ -360,13 +343,11 @@ def test_the_table_of_prices_is_right():
 def test_the_page_of_the_accountant_prints_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     found = blocks(ROOT / "docs" / "howto" / "accountant.md")
-    examples = [
-        (code.text, printed.text) for code, printed in zip(found, found[2:], strict=False) if code.mark == "file"
-    ]
+    examples = [pair for pair in zip(found, found[2:], strict=False) if pair[0].mark == "file"]
     assert len(examples) == 5
     for code, printed in examples:
-        exec(code, {})
-        assert capsys.readouterr().out == printed
+        exec(code.text, {})
+        assert capsys.readouterr().out == printed.text
 
 
 RECIPES = ROOT / "docs" / "howto" / "scikit-learn.md"
@@ -585,20 +566,9 @@ class Reader:
             words += [extra for extra in SMALL.get(name, ()) if extra.split("=")[0] not in keys]
         return self.runs(words, **variables)
 
-    def runs(
-        self, words: Sequence[str], *, typed: str | None = None, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        environment = self.environment | variables
-        return subprocess.run(
-            words,
-            cwd=self.folder,
-            env=environment,
-            input=typed,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            errors="replace",
-        )
+    def runs(self, words: Sequence[str], *, typed: str | None = None, **variables: str) -> Any:
+        options = {"cwd": self.folder, "env": self.environment | variables, "input": typed, "timeout": 900}
+        return subprocess.run(words, capture_output=True, text=True, errors="replace", **options)
 
     def makes(self, targets: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """The demo is run; the tests are not run from within the tests."""

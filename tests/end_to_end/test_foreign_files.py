@@ -139,7 +139,7 @@ def test_students_from_strangers_end_in_a_prediction_or_a_value_error(kind, tmp_
     size = int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8 : 8 + size])
     facts, refused = json.loads(header["__metadata__"]["pate_torch"]), 0
-    for turn in range(110):
+    for turn in range(44):
         if turn % 11 == 9:
             file.write_bytes(damaged(whole, draw))
         else:
@@ -152,7 +152,7 @@ def test_students_from_strangers_end_in_a_prediction_or_a_value_error(kind, tmp_
             text = json.dumps(other).encode()
             file.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + size :])
         refused += outcome(predict)
-    assert refused > 40
+    assert refused > 12
 
 
 def test_a_header_that_asks_for_huge_layers_is_refused_before_memory_is_taken(tmp_path):
@@ -202,13 +202,13 @@ def rewritten(release: Path, name: str, draw: random.Random) -> None:
 @pytest.mark.parametrize("name", ["privacy.json", "summary.json", "release.json", "labels.csv", "student.safetensors"])
 def test_releases_from_strangers_are_checked_to_an_end(name, home, tmp_path):
     whole, draw, failed = home / "runs/blobs/gaussian/first/release", random.Random(0), 0
-    for turn in range(20):
+    for turn in range(10):
         release = shutil.copytree(whole, tmp_path / str(turn))
         rewritten(release, name, draw)
         found: list = []
         failed += outcome(lambda release=release, found=found: found.extend(verify_release(release)))
         failed += any(not check.is_ok for check in found)
-    assert failed > 7
+    assert failed > 3
 
 
 @pytest.mark.parametrize("name", ["release.json", "labels.csv"])
@@ -217,9 +217,9 @@ def test_labels_from_strangers_are_used_or_refused(name, home, tmp_path):
     release = tmp_path / "home/runs/blobs/gaussian/first/release"
     first, draw, refused = json.loads((release / "release.json").read_text())["release_id"], random.Random(0), 0
     whole = (release / name).read_bytes()
-    for turn in range(12):
+    for turn in range(6):
         (release / name).write_bytes(whole)
         rewritten(release, name, draw)
         plan = again(tiny(tmp_path / "home"), f"again{turn}", labels=first, student=None)
         refused += outcome(lambda plan=plan: pipeline.run(plan))
-    assert refused >= 6
+    assert refused >= 2

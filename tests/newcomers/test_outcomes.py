@@ -64,7 +64,9 @@ def accuracy(probabilities, truth):
     return np.mean([(probability.argmax(1) == truth).mean() for probability in probabilities])
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.8, 0.2)])
+@pytest.mark.parametrize(
+    "shares", [(0.8, 0.2), pytest.param((0.5, 0.5), marks=pytest.mark.slow(reason="twelve more fits of 200 records"))]
+)
 def test_200_records_are_refused_or_beat_the_class_frequencies(predict, shares):
     differences = []
     for seed in range(3 * NOISES):
@@ -131,6 +133,7 @@ def clean(predict):
 SPOILED = ("wrong labels", "outliers", "constant columns", "three times too many", "three times too few")
 
 
+@pytest.mark.slow(reason="how little is lost on spoiled data; tests/api shows that a fit on such data works")
 @pytest.mark.filterwarnings("ignore:public. about .* lie outside the range")
 @pytest.mark.parametrize("name", SPOILED)
 def test_spoiled_data_cost_at_most_a_point(predict, clean, name):

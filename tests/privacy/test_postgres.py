@@ -18,7 +18,6 @@ import torch
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.cli.ledger import main
 from pate_torch.cli.main import main as pate
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.budget import Budget
@@ -276,7 +275,7 @@ def read_kinds(file: Path) -> list[str]:
 def test_a_moved_ledger_goes_on_in_the_database_alone(server, database, url, old, monkeypatch, capsys):
     with Ledger(old) as before:
         accounts, head, open_one = before.list_accounts(), before.get_head(), list(before.get_charges("svhn"))[1]
-        assert main(["move", url, "--path", str(old)]) == 0
+        assert pate(["ledger", "move", url, "--path", str(old)]) == 0
         said = capsys.readouterr()
         assert shows_no_credentials(said.out + said.err) and "both were verified" in said.out
         for call in (lambda: before.reserve("svhn", EACH, **FACTS), lambda: before.commit(open_one, EACH)):
@@ -295,12 +294,12 @@ def test_a_moved_ledger_goes_on_in_the_database_alone(server, database, url, old
         assert ledger.list_accounts() == accounts and ledger.contains_head(head)
         ledger.commit(open_one, EACH)
         ledger.reserve("svhn", EACH, **FACTS)
-    assert main(["move", url, "--path", str(old)]) == 0  # again: it has arrived
+    assert pate(["ledger", "move", url, "--path", str(old)]) == 0  # again: it has arrived
     assert find_account(old.parent, "svhn").num_open == 1
 
 
 def test_a_database_with_another_ledger_is_refused(url, ledger, old, tmp_path, monkeypatch, capsys):
-    assert main(["move", url, "--path", str(old)]) == 1
+    assert pate(["ledger", "move", url, "--path", str(old)]) == 1
     assert "is another ledger" in capsys.readouterr().err and read_kinds(old)[-1] == "reserve"
     monkeypatch.setenv("PATE_LEDGER", url)
     with pytest.raises(LedgerError, match="lacks the charges in"):
@@ -325,12 +324,12 @@ def test_a_ledger_that_has_arrived_does_not_begin_again(server, database, url, o
         server.execute("CREATE DATABASE two")
         address = f"host=127.0.0.1&port={server.port}&sslmode=disable&gssencmode=disable"
         url, again = (f"{place}?dbname={name}&{address}" for name in (database, "two"))
-    assert main(["move", url, "--path", str(old)]) == 0
+    assert pate(["ledger", "move", url, "--path", str(old)]) == 0
     with Ledger(url) as moved:
         moved.reserve("svhn", EACH, **FACTS)
     if not loss.startswith("another"):
         server.execute("DROP SCHEMA pate_ledger CASCADE", database)
-    assert main(["move", again, "--path", str(old)]) == 1
+    assert pate(["ledger", "move", again, "--path", str(old)]) == 1
     assert "was moved to" in capsys.readouterr().err
     with pytest.raises(MissingLedgerError, match="holds no ledger"):
         Ledger(again)
@@ -338,10 +337,10 @@ def test_a_ledger_that_has_arrived_does_not_begin_again(server, database, url, o
 
 def test_an_older_copy_of_a_moved_ledger_is_not_said_to_be_moved(url, old, capsys):
     whole = old.read_bytes()
-    assert main(["move", url, "--path", str(old)]) == 0
+    assert pate(["ledger", "move", url, "--path", str(old)]) == 0
     old.with_name(f"{old.name}-wal").unlink(missing_ok=True)
     old.write_bytes(whole)
-    assert main(["move", url, "--path", str(old)]) == 1
+    assert pate(["ledger", "move", url, "--path", str(old)]) == 1
     assert "is an older copy of" in capsys.readouterr().err and read_kinds(old)[-1] == "reserve"
 
 
@@ -360,7 +359,7 @@ def test_a_damaged_ledger_is_not_moved(server, database, url, old):
     with contextlib.closing(HashChain(old)) as chain, chain.transaction():
         chain.read_new_entries()
         chain.append("raise_cap", "svhn", {"budget_epsilon": 1.0})
-    assert main(["move", url, "--path", str(old)]) == 1
+    assert pate(["ledger", "move", url, "--path", str(old)]) == 1
     assert read_entries(server, database) == [] and read_kinds(old)[-1] == "raise_cap"
 
 
@@ -484,9 +483,9 @@ def test_a_url_that_cannot_be_used_is_not_quoted(value, monkeypatch, capsys, tmp
         open_ledger(tmp_path)
     assert error.value.__cause__ is None and shows_no_credentials(str(error.value))
     assert list(tmp_path.iterdir()) == []
-    assert main(["show", "--json"]) == 1
+    assert pate(["ledger", "show", "--json"]) == 1
     Ledger(tmp_path / "ledger.sqlite").close()
-    assert main(["move", value, "--path", str(tmp_path / "ledger.sqlite")]) == 1
+    assert pate(["ledger", "move", value, "--path", str(tmp_path / "ledger.sqlite")]) == 1
     said = capsys.readouterr()
     assert shows_no_credentials(said.out + said.err)
 
@@ -509,8 +508,8 @@ def test_no_credentials_show_in_what_runs_print_and_write(server, database, url,
     (folder,) = tmp_path.glob("runs/*/*/run0")
     summary = json.loads((folder / "release" / "summary.json").read_text())
     assert read_entries(server, database)[-1]["kind"] == "commit" and not (tmp_path / "ledger.sqlite").exists()
-    assert main(["verify", "--contains", summary["ledger_head"]]) == 0
-    assert main(["backup", str(tmp_path / "copy.sqlite")]) == 0
+    assert pate(["ledger", "verify", "--contains", summary["ledger_head"]]) == 0
+    assert pate(["ledger", "backup", str(tmp_path / "copy.sqlite")]) == 0
     assert pate(["verify", str(folder), "--ledger", str(tmp_path / "copy.sqlite")]) == 0
     assert pate(["verify", str(folder), "--ledger"]) == 0
     with Ledger(tmp_path / "copy.sqlite", create=False, readonly=True) as copy, Ledger(url, readonly=True) as ledger:

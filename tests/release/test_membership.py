@@ -51,16 +51,14 @@ def test_the_interval_of_a_difference_is_newcombes(first, second, low, high):
 
 
 def test_the_interval_of_an_area_covers_it_and_is_not_too_wide():
-    """Two normal laws: the area is Phi(d / sqrt 2). 400 samples: 95 % within 4 deviations, and a wrong area is not."""
+    """Two normal laws: the area is Phi(d / sqrt 2). 150 samples: 95 % within 4 deviations, and a wrong area is not."""
     draw = np.random.default_rng(0)
     for d in (0.0, 0.5, 1.5):
-        true, samples = (
-            norm.cdf(d / math.sqrt(2)),
-            ((draw.normal(d, 1, 120), draw.normal(0, 1, 80)) for _ in range(400)),
-        )
+        true = norm.cdf(d / math.sqrt(2))
+        samples = ((draw.normal(d, 1, 120), draw.normal(0, 1, 80)) for _ in range(150))
         ends = np.array([compare_scores(*sample).auc_interval for sample in samples])
         covered, wrong = (((ends[:, 0] <= area) & (area <= ends[:, 1])).mean() for area in (true, true + 0.1))
-        assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 400) and wrong < 0.7, d
+        assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 150) and wrong < 0.7, d
     assert compute_auc_interval(1.0, 50, 50)[0] < 0.98 and compute_auc_interval(1.0, 50, 50)[1] == 1.0
     mirrored = [1 - end for end in reversed(compute_auc_interval(1.0, 50, 50))]
     assert compute_auc_interval(0.0, 50, 50) == pytest.approx(mirrored, abs=1e-9)
@@ -111,15 +109,15 @@ def test_a_model_that_remembers_is_found(share):
 def test_a_model_independent_of_its_records_is_not_found():
     """Chance lies in 95 % of the intervals; it would not, were the cut chosen on the records that it judges."""
     draw, results, naive = np.random.default_rng(3), [], []
-    for seed in range(400):
+    for seed in range(150):
         members, others = draw.normal(size=300), draw.normal(size=200)
         results.append(compare_scores(members, others, seed))
         cuts = np.concatenate([members, others])[::5]
         naive.append(max((members >= cut).mean() - (others >= cut).mean() for cut in cuts))
     advantages = [result.advantage for result in results]
     covered = np.mean([low <= 0 <= high for low, high in (result.advantage_interval for result in results)])
-    assert covered > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 400)
-    assert abs(np.mean(advantages)) < 4 * np.std(advantages) / math.sqrt(400)
+    assert covered > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 150)
+    assert abs(np.mean(advantages)) < 4 * np.std(advantages) / math.sqrt(150)
     assert np.mean(naive) > 0.05
     assert attack(Rememberer(*records(600, 9)), sides()).auc_interval[0] < 0.5  # it knows other records by heart
 
@@ -127,7 +125,7 @@ def test_a_model_independent_of_its_records_is_not_found():
 def test_a_leak_of_known_size_is_not_taken_for_chance():
     """Scores one unit apart: the best cut has an advantage of 2 Phi(1/2) - 1 = 0.383, and is nearly found."""
     draw = np.random.default_rng(4)
-    results = [compare_scores(draw.normal(1, 1, 300), draw.normal(0, 1, 200), seed) for seed in range(200)]
+    results = [compare_scores(draw.normal(1, 1, 300), draw.normal(0, 1, 200), seed) for seed in range(80)]
     assert np.mean([result.advantage for result in results]) == pytest.approx(2 * norm.cdf(0.5) - 1, abs=0.03)
     assert all(result.advantage_interval[0] > 0 for result in results)
 

@@ -30,13 +30,7 @@ from pate_torch.release.renderer import (
     write_release,
 )
 from tests.release.json_schema import faults, privacy_schema
-from tests.release.reporting_demo import (
-    FORMS,
-    baseline,
-    confusion,
-    demo,
-    examples,
-)
+from tests.release.reporting_demo import FORMS, baseline, confusion, demo, examples
 from tests.worlds import Terminal
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -60,10 +54,8 @@ def test_reports_are_as_they_were(form, request):
         "txt": console(report, owner=OWNER, paths={"Released": Path("release")}),
     }
     for kind, text in found.items():
-        file, text = (
-            GOLDEN / f"{form}.{kind}",
-            text.replace(f'"version": "{renderer._PACKAGE_VERSION}"', '"version": ""'),
-        )
+        file = GOLDEN / f"{form}.{kind}"
+        text = text.replace(f'"version": "{renderer._PACKAGE_VERSION}"', '"version": ""')
         if request.config.getoption("update_pins"):
             file.write_text(text, encoding="utf-8")
         assert text == file.read_text(encoding="utf-8"), file.name

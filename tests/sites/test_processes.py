@@ -157,7 +157,9 @@ def test_wrong_files_and_settings_give_one_line_and_exit_code_2(tmp_path, monkey
 
 
 def test_without_cryptography_the_extra_is_named(monkeypatch, capsys, tmp_path):
-    for name in [name for name in sys.modules if name.startswith(("pate_torch.sites.", "cryptography"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("pate_torch.sites.", "pate_torch.cli.site", "cryptography"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert main(("site", "init", "--account", "scans", "--folder", str(tmp_path / "s"))) == 2
