@@ -254,7 +254,7 @@ def synthesize(
         codes: Private rows [N, J].
         sizes: The number of codes of each column.
         target: The column that is in all marginals of three columns.
-        epsilon: The whole price, with ``delta``, under add_remove.
+        epsilon: The whole cost, with ``delta``, under add_remove.
         delta: See ``epsilon``.
         seed: Of noise and rows, for a benchmark alone.
         num_rows: How many rows to draw; by default the noisy total.

@@ -128,7 +128,7 @@ def mechanisms(
     found: list[tuple[str, Mechanism, Votes | SoftVotes]] = [("GNMax", GNMax(sigma=sigma), votes)]
     for T in FAILURES:
         hard = SparseVector(epsilon=epsilon, delta=DELTA, max_failures=T)
-        if 2 * hard.make_price(QUESTIONS, classes).min_teachers <= teachers:
+        if 2 * hard.make_cost(QUESTIONS, classes).min_teachers <= teachers:
             found.append(("hard", hard, votes))
             scored = (SoftSparseVector(epsilon=epsilon, delta=DELTA, max_failures=T, bins=bins) for bins in BINS)
             found += [(f"soft, {each.bins} bins", each, soft[each.bins]) for each in scored]

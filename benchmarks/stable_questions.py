@@ -162,7 +162,7 @@ def accuracy(x: Tensor, label: Tensor, test_x: Tensor, test_y: Tensor) -> float:
 
 def lost(votes: Votes, mechanism: SparseVector, draws: int = 2000) -> np.ndarray:
     """For every query the chance that a fresh threshold fails it, [P]."""
-    scales, stream = mechanism.make_price(QUESTIONS), make_numpy_generator(0, "lost")
+    scales, stream = mechanism.make_cost(QUESTIONS), make_numpy_generator(0, "lost")
     bar = (
         scales.threshold
         + stream.laplace(0, scales.noise_scale, draws)
@@ -208,7 +208,7 @@ def measure(name: str, split: int, data: Path, only: list[str]) -> list[dict[str
             ways: dict[str, GNMax | SparseVector] = {"GNMax": GNMax(sigma=sigma)}
             for failures in FAILURES:
                 vector = SparseVector(epsilon=epsilon, delta=DELTA, max_failures=failures)
-                if teachers >= vector.make_price(QUESTIONS).min_teachers:
+                if teachers >= vector.make_cost(QUESTIONS).min_teachers:
                     ways[f"T{failures}"] = vector
             for by, mechanism in ways.items():
                 for ask in only:

@@ -130,7 +130,7 @@ parts = [np.frombuffer(answers[name].partition(b"\n")[2][:24], "<u8") for name i
 print("Anna and Bruno:", sum(parts))
 
 # %% [markdown]
-# ## The price
+# ## The cost
 #
 # Epsilon is 1 against the joiner together with one site, smaller against readers of the results, and larger if both
 # other sites are dishonest (delta 1e-5, add_remove, unit record, exact Gaussian accounting).

@@ -327,10 +327,11 @@ def _check_new_account_cap(
         fix = f"Reserve more when the account opens, but less than privacy.delta={privacy.delta:g}, or raise both."
         raise checks.error("privacy.delta_reserve", account_filter.delta_reserve, problem, fix)
     if not account_filter.admits(NO_COST, cost):
-        price = accounting.compute_guarantee(planned_events, privacy.delta)
-        problem = f"this run alone may cost epsilon {price.epsilon:.6g} at delta {privacy.delta:g} ({price.route})"
-        problem += ", and more by the filter of a new account" * (price.epsilon <= cap)
-        raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
+        guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
+        epsilon = guarantee.epsilon
+        problem = f"this run alone may cost epsilon {epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"
+        problem += ", and more by the filter of a new account" * (epsilon <= cap)
+        raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.cost_advice}, or open with a larger cap.")
 
 
 def _check_same_ledger(store: TeacherStore, name: str, ledger: Ledger) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import compute_data_dependent_epsilon
+from pate_torch.accounting.costs import OutcomeModel
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.prices import OutcomeModel
 from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core.files import PRIVATE_FILE_MODE, PRIVATE_README, create_private_folder
 from pate_torch.core.progress import Stages

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from pate_torch import audit as audit_module
-from pate_torch.accounting import ConfidentPrice
+from pate_torch.accounting import ConfidentCost
 from pate_torch.audit import audit, audit_outcomes, check_plan, load_mechanism
 from pate_torch.cli.main import main as pate
 from pate_torch.mechanisms import sparse_vector
@@ -198,7 +198,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With the least lambda, which has none of the slack of BTT18's."""
     mechanism, _ = load_mechanism("sparse_vector", (), 1e-5)
     monkeypatch.setattr(sparse_vector, "compute_instability_distance", compute_printed_distance)
-    pair = make_printed_pair(mechanism.make_price(8).threshold, 8)
+    pair = make_printed_pair(mechanism.make_cost(8).threshold, 8)
     assert not audit(mechanism, [pair], runs=20_000).is_sound
 
 
@@ -221,7 +221,7 @@ def test_too_little_noise_on_scores_of_several_classes_is_found_by_pairs_of_seve
     assert not result.is_sound and result.proven > result.claimed and not result.faults
 
 
-class CheckedOnce(ConfidentPrice):
+class CheckedOnce(ConfidentCost):
     def make_events(self, num_checked, num_answered):
         screen, answer = super().make_events(num_checked, num_answered)
         return dataclasses.replace(screen, count=min(num_checked, 1)), answer
@@ -231,7 +231,7 @@ class ChargedOnce(ConfidentGNMax):
     """The check is paid for once, not per query."""
 
     @property
-    def price(self):
+    def cost(self):
         return CheckedOnce(self.sigma, screen_sigma=self.screen_sigma, threshold=self.threshold)
 
 

@@ -79,7 +79,7 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
 
 
 @pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
-def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_path):
+def test_dpsgd_runs_on_digits_at_the_cost_of_the_run_it_is_held_against(tmp_path):
     overrides = ("mechanism.sigma=10", "num_queries=20")
     held, _ = configured(tmp_path, "experiment=dpsgd_baseline", *overrides, "method.steps=60")
     pipeline.run(held)

@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pate_torch import owner_metrics
-from pate_torch.accounting.prices import GaussianNoisyMaxPrice, LaplaceNoisyMaxPrice
+from pate_torch.accounting.costs import GaussianNoisyMaxCost, LaplaceNoisyMaxCost
 from pate_torch.core.files import create_private_folder
 from pate_torch.owner_metrics import PrivateMetrics, PrivateWriter, compute_vote_metrics
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool, Release
@@ -70,7 +70,7 @@ def looked_at(counts, model, model_of_all=None):
     return compute_vote_metrics(data, release, prepared, model_of_all, model, 1e-5, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("model", [GaussianNoisyMaxPrice(sigma=40.0), LaplaceNoisyMaxPrice(scale=40.0)], ids=str)
+@pytest.mark.parametrize("model", [GaussianNoisyMaxCost(sigma=40.0), LaplaceNoisyMaxCost(scale=40.0)], ids=str)
 def test_a_thousand_classes_are_looked_at_in_megabytes(model):
     draw = np.random.default_rng(0)
     counts = np.array([draw.multinomial(100, draw.dirichlet(np.full(1000, 0.03))) for _ in range(5)])
@@ -99,7 +99,7 @@ class Broken:
         raise self.error("secret 17")
 
 
-class BrokenGnmax(Broken, GaussianNoisyMaxPrice):
+class BrokenGnmax(Broken, GaussianNoisyMaxCost):
     pass
 
 
@@ -118,7 +118,7 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
 
 def test_a_figure_that_is_no_number_is_missing(monkeypatch):
     monkeypatch.setattr(owner_metrics, "compute_data_dependent_epsilon", lambda *_, **__: math.inf)
-    summary = looked_at(VOTES.counts_QC.numpy(), GaussianNoisyMaxPrice(sigma=2.0))
+    summary = looked_at(VOTES.counts_QC.numpy(), GaussianNoisyMaxCost(sigma=2.0))
     assert summary.epsilon_pate2018 is None
     assert len(summary.not_computed) == 1
 

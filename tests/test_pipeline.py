@@ -257,7 +257,7 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
 # ---- the private test ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_the_command_tests_its_student_within_its_price(tmp_path):
+def test_a_run_of_the_command_tests_its_student_within_its_cost(tmp_path):
     plan = changed(tiny(tmp_path), private_test=0.3)
     plan = replace(plan, privacy=replace(plan.privacy, target_epsilon=9.0))
     assert pipeline.run(plan).claim.epsilon == pytest.approx(9.0, rel=1e-6)
@@ -283,7 +283,7 @@ def test_a_test_of_few_units_is_announced_where_their_number_is_public(size, sha
 
 
 @pytest.mark.parametrize("mechanism", [LNMax(sigma=4.0), GNMax(sigma=4.0, noise="discrete")])
-def test_the_price_of_a_test_of_any_noise_is_within_the_target(mechanism, tmp_path):
+def test_the_cost_of_a_test_of_any_noise_is_within_the_target(mechanism, tmp_path):
     plan = changed(tiny(tmp_path), private_test=0.3, mechanism=mechanism)
     plan = replace(plan, privacy=replace(plan.privacy, target_epsilon=20.0))
     with ReleaseSession.open(plan) as session:

@@ -40,14 +40,14 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FUNCTION_LINES = 60
 
-# Every module that computes a sensitivity, a unit's name or shard, a record's contribution, a price or a claim, or
+# Every module that computes a sensitivity, a unit's name or shard, a record's contribution, a cost or a claim, or
 # that decides whether a release is charged. What is checked when it runs is not trusted: readers of data (the gate
 # for records converts row by row), the training of teachers and networks (one teacher is trained again alone),
 # encoders and learnt features (a function of public points, tried alone and in company). A name that ends in a slash
 # is a folder with all that lies in it; where two names fit a module, the longer one counts. A name that fits no
 # module, and a module that no name fits, is an error: list here what is moved or new.
 KERNEL = (
-    *("accounting/", "privacy/", "mechanisms/"),  # prices, records, values, noise, ledger
+    *("accounting/", "privacy/", "mechanisms/"),  # costs, records, values, noise, ledger
     *("core/files.py", "core/rng.py", "core/texts.py"),  # what ledger and unit names rest on
     *("methods/", "features/batch_invariant.py", "teachers/voting.py", "teachers/independence.py"),  # contributions
     "synthesis/evolution.py",  # the cell of a unit
@@ -56,7 +56,7 @@ KERNEL = (
     *("opening.py", "session.py", "config.py", "students/selection.py"),  # what is charged
     *("api/labeler.py", "api/journal.py"),
     *("release/store.py", "release/builder.py"),  # what is claimed, and used again
-    "sites/",  # masks, shares of noise and their prices; the joiner for the price that it states
+    "sites/",  # masks, shares of noise and their costs; the joiner for the cost that it states
 )
 HYPOTHESES = ("hypotheses/", "cli/learn.py")  # private learning of hypothesis classes has guarantees of its own
 OUTSIDE = (
@@ -66,7 +66,7 @@ OUTSIDE = (
     *("students/", "synthesis/", "teachers/"),
     *("sites/flower.py", "sites/options.py"),  # a transport, and options of commands
     "sites/training.py",  # what the joiner plans and learns, against whom the sites protect their records
-    "mechanisms/neighbors.py",  # audits test mechanisms with these values; no price, noise or claim depends on them
+    "mechanisms/neighbors.py",  # audits test mechanisms with these values; no cost, noise or claim depends on them
 )
 
 FOREIGN_ATTRIBUTES = {

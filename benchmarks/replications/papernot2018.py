@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pate_torch.accounting import ConfidentPrice, GaussianNoisyMaxPrice, LaplaceNoisyMaxPrice, compute_epsilon
+from pate_torch.accounting import ConfidentCost, GaussianNoisyMaxCost, LaplaceNoisyMaxCost, compute_epsilon
 from pate_torch.accounting.data_dependent import compute_data_dependent_epsilon
 from pate_torch.core.executors import Workers
 from pate_torch.data.benchmark import Mnist
@@ -54,22 +54,22 @@ def main() -> None:
         scores = []
         if answers is None:
             count = 100 if "100 " in name else 1000
-            price = LaplaceNoisyMaxPrice(scale=20)
-            independent = compute_epsilon(price, count, delta=DELTA)
+            cost = LaplaceNoisyMaxCost(scale=20)
+            independent = compute_epsilon(cost, count, delta=DELTA)
             for _ in range(DRAWS):
                 chosen = random.permutation(len(votes))[:count]
                 noisy = votes[chosen] + random.laplace(scale=20, size=(count, 10))
-                epsilon = compute_data_dependent_epsilon(votes[chosen], price, delta=DELTA)
+                epsilon = compute_data_dependent_epsilon(votes[chosen], cost, delta=DELTA)
                 scores.append((epsilon, count, (noisy.argmax(1) == truth[chosen]).mean()))
         else:
             count = 640
-            price = ConfidentPrice(sigma=40, screen_sigma=150, threshold=200)
-            independent = compute_epsilon(ConfidentPrice(sigma=40, screen_sigma=150), count, delta=DELTA)
+            cost = ConfidentCost(sigma=40, screen_sigma=150, threshold=200)
+            independent = compute_epsilon(ConfidentCost(sigma=40, screen_sigma=150), count, delta=DELTA)
             for _ in range(DRAWS):
                 chosen = random.permutation(len(votes))[:count]
                 passed = votes[chosen].max(1) + random.normal(scale=150, size=count) >= 200
                 noisy = votes[chosen][passed] + random.normal(scale=40, size=(passed.sum(), 10))
-                epsilon = compute_data_dependent_epsilon(votes[chosen], price, delta=DELTA)
+                epsilon = compute_data_dependent_epsilon(votes[chosen], cost, delta=DELTA)
                 scores.append((epsilon, passed.sum(), (noisy.argmax(1) == truth[chosen][passed]).mean()))
         means = np.mean(scores, 0)
         rows.append(
@@ -78,7 +78,7 @@ def main() -> None:
         print(*rows[-1], sep="; ", flush=True)
     plurality = (votes.argmax(1) == truth).mean()
     print(f"plurality of the teachers without noise: {plurality:.4f}")
-    print("286 answers by GNMax (40) alone:", compute_epsilon(GaussianNoisyMaxPrice(sigma=40), 286, delta=DELTA))
+    print("286 answers by GNMax (40) alone:", compute_epsilon(GaussianNoisyMaxCost(sigma=40), 286, delta=DELTA))
     file = Path(__file__).parents[1] / "results" / "papernot2018.csv"
     with file.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")

@@ -85,22 +85,22 @@ class RelabeledPlan:
 
     Attributes:
         subset_size: Number n' of records drawn without replacement.
-        inner_price: (epsilon*, delta*) of GNMax with regard to the relabeled sample.
+        inner_cost: (epsilon*, delta*) of GNMax with regard to the relabeled sample.
         num_teachers: Number K of teachers.
         sigma: Noise of GNMax, in votes.
-        total_price: The (epsilon, delta) proved for the whole, at most what was asked.
+        total_cost: The (epsilon, delta) proved for the whole, at most what was asked.
     """
 
     subset_size: int
-    inner_price: tuple[float, float]
+    inner_cost: tuple[float, float]
     num_teachers: int
     sigma: float
-    total_price: tuple[float, float]
+    total_cost: tuple[float, float]
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        """What is charged: ``total_price``."""
-        return PureDPEvent(epsilon=self.total_price[0]), DeltaEvent(delta=self.total_price[1])
+        """What is charged: ``total_cost``."""
+        return PureDPEvent(epsilon=self.total_cost[0]), DeltaEvent(delta=self.total_cost[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -131,18 +131,18 @@ def _plan_at_share(q: float, n: int, m: int, epsilon: float, delta: float, shard
         return None
     share = subset_size / n
     # Less a rounding: what is proved for it must not come out above what was asked.
-    inner_price = math.log((1 + math.expm1(epsilon) / share) / RELABEL_FACTOR) - 1e-12, min(0.5, delta / share)
-    if inner_price[0] <= 0:
+    inner_cost = math.log((1 + math.expm1(epsilon) / share) / RELABEL_FACTOR) - 1e-12, min(0.5, delta / share)
+    if inner_cost[0] <= 0:
         return None
-    sigma = math.sqrt(2 * m) / gdp.compute_mu(*inner_price)
-    total_price = math.log1p(share * (RELABEL_FACTOR * math.exp(inner_price[0]) - 1)), share * inner_price[1]
-    assert total_price[0] <= epsilon and total_price[1] <= delta * (1 + 1e-12)
+    sigma = math.sqrt(2 * m) / gdp.compute_mu(*inner_cost)
+    total_cost = math.log1p(share * (RELABEL_FACTOR * math.exp(inner_cost[0]) - 1)), share * inner_cost[1]
+    assert total_cost[0] <= epsilon and total_cost[1] <= delta * (1 + 1e-12)
     return RelabeledPlan(
         subset_size=subset_size,
-        inner_price=inner_price,
+        inner_cost=inner_cost,
         num_teachers=subset_size // shard,
         sigma=sigma,
-        total_price=(total_price[0], min(total_price[1], delta)),
+        total_cost=(total_cost[0], min(total_cost[1], delta)),
     )
 
 
@@ -151,7 +151,7 @@ def run_relabeled_gnmax(
 ) -> Answers:
     """Answers every query: sub-sample, relabel, and GNMax on the votes of ERMs on the relabeled sub-sample's shards.
 
-    Guarantee: the plan's ``total_price`` for all answers together, which is what is charged. Replace-one, n public.
+    Guarantee: the plan's ``total_cost`` for all answers together, which is what is charged. Replace-one, n public.
         A replaced record of the relabeled sample changes one teacher's votes, so GNMax is (e, d(e))-DP for every e with
         regard to it, d the exact Gaussian curve; ``relabel`` makes that (e + ln F, d(e)) with regard to the sub-sample
         (its docstring has the proof, for any algorithm); sub-sampling without replacement amplifies that to

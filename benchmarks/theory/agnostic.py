@@ -74,14 +74,14 @@ def compute_two_thirds_teachers(mechanism: SparseVector, num_queries: int, beta:
 
     A two-thirds majority of K teachers has the distance K/6 - 1.
     """
-    plan = mechanism.make_price(num_queries)
+    plan = mechanism.make_cost(num_queries)
     noise = plan.noise_scale * (math.log(4 * plan.max_failures / beta) + 2 * math.log(4 * num_queries / beta))
     return math.ceil(6 * (1 + plan.threshold + noise))
 
 
 def check_teachers(mechanism: SparseVector, num_queries: int, num_teachers: int) -> None:
     """Raise ValueError, before anything is charged, if even unanimous teachers fail the test of the sparse vector."""
-    if num_teachers < (minimum := mechanism.make_price(num_queries).min_teachers):
+    if num_teachers < (minimum := mechanism.make_cost(num_queries).min_teachers):
         problem = f"must be at least {minimum:,}, because no vote of fewer teachers passes the threshold"
         raise checks.error("num_teachers", num_teachers, problem, "Take more records, or a larger epsilon.")
 
@@ -166,14 +166,14 @@ class AgPrivClPlan:
         noise_kind: Kind of noise that the mechanism draws.
         share: Share n'/n of the records in the sub-sample, before it is rounded down.
         subset_size: Number n' of records drawn without replacement.
-        inner_price: (epsilon*, delta*) of the part after relabeling, as a function of the relabeled sample.
-        total_price: The (epsilon, delta) proved for the whole, which may be far less than what was asked for.
+        inner_cost: (epsilon*, delta*) of the part after relabeling, as a function of the relabeled sample.
+        total_cost: The (epsilon, delta) proved for the whole, which may be far less than what was asked for.
         max_draws: Number of draws that no record exceeds in step 4, except with probability ``tail_probability``.
         tail_probability: Probability of more draws.
-        record_price: (epsilon_hat, delta_hat) that one resampled record may cost.
+        record_cost: (epsilon_hat, delta_hat) that one resampled record may cost.
         mechanism: The sparse vector with that cost.
         num_teachers: Number K of teachers.
-        events: The events that are charged: ``total_price``.
+        events: The events that are charged: ``total_cost``.
         min_n: Number of records below which no accuracy is promised.
         min_queries: Number of queries below which no accuracy is promised.
         min_teachers: Number of teachers below which no accuracy is promised.
@@ -208,7 +208,7 @@ class AgPrivClPlan:
         if self.subset_size < 1:
             fix = f"At epsilon={self.epsilon:g} take n >= {math.ceil(1 / self.share):,}."
             raise checks.error("n", self.n, f"the sub-sample of {self.share:.3g} n records is empty", fix)
-        assert self.total_price[0] <= self.epsilon * (1 + 1e-9) and self.total_price[1] <= self.delta * (1 + 1e-9)
+        assert self.total_cost[0] <= self.epsilon * (1 + 1e-9) and self.total_cost[1] <= self.delta * (1 + 1e-9)
 
     @cached_property
     def share(self) -> float:
@@ -221,26 +221,26 @@ class AgPrivClPlan:
         return math.floor(min(1.0, self.share) * self.n * (1 + 1e-12))
 
     @cached_property
-    def inner_price(self) -> tuple[float, float]:
+    def inner_cost(self) -> tuple[float, float]:
         if self.constants == "paper":
             return min(1.0, self.alpha * max(1.0, math.sqrt(self.num_queries * self.alpha))), self.delta
         return self.inner_epsilon, min(0.5, self.delta / self.share)
 
     @cached_property
-    def total_price(self) -> tuple[float, float]:
-        (epsilon, delta), share = self.inner_price, self.subset_size / self.n
+    def total_cost(self) -> tuple[float, float]:
+        (epsilon, delta), share = self.inner_cost, self.subset_size / self.n
         return math.log1p(share * (RELABEL_FACTOR * math.exp(epsilon) - 1)), share * delta
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        return PureDPEvent(epsilon=self.total_price[0]), DeltaEvent(delta=self.total_price[1])
+        return PureDPEvent(epsilon=self.total_cost[0]), DeltaEvent(delta=self.total_cost[1])
 
     @cached_property
     def max_draws(self) -> int:
         # NB20 says ln(2/delta), by a Chernoff bound that fails for large delta (delta = 0.1: P(3 or more) = 0.080 >
         # 0.05) and is loose for small ones (delta = 1e-5: 12 against 8): the exact binomial quantile instead.
         draws = 1
-        while self.resample and stats.binom.sf(draws, self.subset_size, 1 / self.subset_size) > self.inner_price[1] / 2:
+        while self.resample and stats.binom.sf(draws, self.subset_size, 1 / self.subset_size) > self.inner_cost[1] / 2:
             draws += 1
         return draws
 
@@ -249,14 +249,14 @@ class AgPrivClPlan:
         return float(stats.binom.sf(self.max_draws, self.subset_size, 1 / self.subset_size)) if self.resample else 0.0
 
     @cached_property
-    def record_price(self) -> tuple[float, float]:
-        epsilon = self.inner_price[0] / self.max_draws
+    def record_cost(self) -> tuple[float, float]:
+        epsilon = self.inner_cost[0] / self.max_draws
         group_factor = sum(math.exp(i * epsilon) for i in range(self.max_draws))
-        return epsilon, (self.inner_price[1] - self.tail_probability) / group_factor
+        return epsilon, (self.inner_cost[1] - self.tail_probability) / group_factor
 
     @cached_property
     def mechanism(self) -> SparseVector:
-        epsilon, delta = self.record_price
+        epsilon, delta = self.record_cost
         cutoff = math.ceil(_compute_cutoff(self.num_queries, self.alpha, self.beta))
         # The papers give half of delta to the failure.
         shares = {"delta": delta, "failure_delta": delta / 2}
@@ -361,7 +361,7 @@ def run_ag_priv_cl(
         budget: The account that pays and gives the noise.
         **options: ``epsilon``, ``delta``, ``alpha``, ``beta`` and the options of ``AgPrivClPlan``.
 
-    Guarantee: the plan's ``total_price`` for all answers together, which is what is charged. Replace-one, n public. The
+    Guarantee: the plan's ``total_cost`` for all answers together, which is what is charged. Replace-one, n public. The
         sparse vector is (e, d)-DP per resampled record; a record is drawn r times or fewer but with probability t
         (exact binomial quantile), so with respect to the relabeled sample the rest is (r e, d sum_{i<r} e^{ie} + t)-DP;
         ``relabel`` adds its factor; sub-sampling without replacement amplifies to ln(1 + (n'/n)(e^.-1)) (Balle, Barthe

@@ -2,8 +2,8 @@
 
 from pate_torch.accounting.calibration import calibrate_noise as calibrate_noise
 from pate_torch.accounting.calibration import compute_epsilon as compute_epsilon
+from pate_torch.accounting.costs import ConfidentCost as ConfidentCost
+from pate_torch.accounting.costs import GaussianNoisyMaxCost as GaussianNoisyMaxCost
+from pate_torch.accounting.costs import LaplaceNoisyMaxCost as LaplaceNoisyMaxCost
+from pate_torch.accounting.costs import SparseVectorCost as SparseVectorCost
 from pate_torch.accounting.data_dependent import compute_data_dependent_epsilon as compute_data_dependent_epsilon
-from pate_torch.accounting.prices import ConfidentPrice as ConfidentPrice
-from pate_torch.accounting.prices import GaussianNoisyMaxPrice as GaussianNoisyMaxPrice
-from pate_torch.accounting.prices import LaplaceNoisyMaxPrice as LaplaceNoisyMaxPrice
-from pate_torch.accounting.prices import SparseVectorPrice as SparseVectorPrice

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from pate_torch.accounting.accountant import compute_guarantee, compute_route_epsilons
+from pate_torch.accounting.costs import Cost
 from pate_torch.accounting.events import PrivacyEvent, SampledGaussianEvent
-from pate_torch.accounting.prices import Price
 from pate_torch.core import checks
 
 _MIN_SIGMA, _MAX_SIGMA = 1e-9, 1e12
@@ -19,22 +19,22 @@ _EPSILON_RELATIVE_MARGIN = 1e-11  # keeps the cost below epsilon after rounding
 
 
 def compute_epsilon(
-    price: Price | Sequence[Price], num_queries: int | Sequence[int], *, delta: float, accountant: str = "best"
+    cost: Cost | Sequence[Cost], num_queries: int | Sequence[int], *, delta: float, accountant: str = "best"
 ) -> float:
     """Compute epsilon of ``num_queries`` queries, or of several mechanisms together, for any votes.
 
     Args:
-        price: Cost of a mechanism, or costs of the mechanisms that are composed.
+        cost: Cost of a mechanism, or costs of the mechanisms that are composed.
         num_queries: Number of queries, fixed beforehand, or one number for each cost.
         delta: Delta at which epsilon is computed.
         accountant: "best" (smallest epsilon), "gdp" (exact, for continuous Gaussian noise), "pld" (privacy loss
             distribution of dp-accounting, rounded up), "rdp" (best real order), "zcdp" or "pure".
     """
-    return min(compute_route_epsilons(_list_events(price, num_queries), delta, accountant).values())
+    return min(compute_route_epsilons(_list_events(cost, num_queries), delta, accountant).values())
 
 
 def calibrate_noise(
-    make_price: Callable[[float], Price | Sequence[Price]],
+    make_cost: Callable[[float], Cost | Sequence[Cost]],
     num_queries: int | Sequence[int],
     *,
     epsilon: float,
@@ -43,22 +43,22 @@ def calibrate_noise(
 ) -> float:
     """Compute the smallest noise, in votes, with which ``num_queries`` queries cost at most epsilon at delta.
 
-    ``make_price`` maps the noise to a cost or several costs: ``GaussianNoisyMaxPrice``, or ``lambda sigma:
-    ConfidentPrice(sigma, screen_sigma=4 * sigma)``.
+    ``make_cost`` maps the noise to a cost or several costs: ``GaussianNoisyMaxCost``, or ``lambda sigma:
+    ConfidentCost(sigma, screen_sigma=4 * sigma)``.
     """
     return calibrate_sigma(
-        lambda sigma: _list_events(make_price(sigma), num_queries), epsilon=epsilon, delta=delta, accountant=accountant
+        lambda sigma: _list_events(make_cost(sigma), num_queries), epsilon=epsilon, delta=delta, accountant=accountant
     )
 
 
-def _list_events(price: Price | Sequence[Price], num_queries: int | Sequence[int]) -> list[PrivacyEvent]:
-    prices, numbers = price if isinstance(price, Sequence) else [price], np.ravel(num_queries).tolist()
-    if not all(isinstance(one_price, Price) for one_price in prices):
-        raise checks.error("price", price, "must be a cost, such as GaussianNoisyMaxPrice(sigma), or several costs")
-    if len(prices) != len(numbers):
-        raise checks.error("num_queries", num_queries, f"must be one number for each cost ({len(prices)})")
-    pairs = [(p, checks.integer("num_queries", n, low=0)) for p, n in zip(prices, numbers, strict=True)]
-    return [event for one_price, number in pairs for event in one_price.privacy_events(number)]
+def _list_events(cost: Cost | Sequence[Cost], num_queries: int | Sequence[int]) -> list[PrivacyEvent]:
+    costs, numbers = cost if isinstance(cost, Sequence) else [cost], np.ravel(num_queries).tolist()
+    if not all(isinstance(one_cost, Cost) for one_cost in costs):
+        raise checks.error("cost", cost, "must be a cost, such as GaussianNoisyMaxCost(sigma), or several costs")
+    if len(costs) != len(numbers):
+        raise checks.error("num_queries", num_queries, f"must be one number for each cost ({len(costs)})")
+    pairs = [(p, checks.integer("num_queries", n, low=0)) for p, n in zip(costs, numbers, strict=True)]
+    return [event for one_cost, number in pairs for event in one_cost.privacy_events(number)]
 
 
 def calibrate_sigma(

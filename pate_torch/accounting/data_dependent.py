@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
 
-from pate_torch.accounting import prices, rdp
-from pate_torch.accounting.prices import OutcomeModel, Price
+from pate_torch.accounting import costs, rdp
+from pate_torch.accounting.costs import Cost, OutcomeModel
 from pate_torch.core import checks
 
 Array = NDArray[np.float64]
@@ -70,7 +70,7 @@ def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
     """
     (rows_UC, count_U), orders_A = group_votes(votes), rdp.check_orders(orders)
     total_A = np.zeros_like(orders_A)
-    for log_q_U, curve in _make_price_terms(model, rows_UC, orders_A):
+    for log_q_U, curve in _make_cost_terms(model, rows_UC, orders_A):
         for start in range(0, len(rows_UC), _CHUNK_ROWS):
             row_slice = slice(start, start + _CHUNK_ROWS)
             total_A += count_U[row_slice] @ curve(log_q_U[row_slice])
@@ -78,7 +78,7 @@ def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
     return total_A
 
 
-def compute_data_dependent_epsilon(votes: ArrayLike, price: Price, *, delta: float) -> float:
+def compute_data_dependent_epsilon(votes: ArrayLike, cost: Cost, *, delta: float) -> float:
     """PRIVATE. Compute the forward epsilon of Q answers to these votes, by Renyi divergences at the best order.
 
     The value depends on private votes and must not be published as it is.
@@ -86,33 +86,33 @@ def compute_data_dependent_epsilon(votes: ArrayLike, price: Price, *, delta: flo
 
     Args:
         votes: Vote counts, integers [Q, C], whose rows sum to K.
-        price: Cost of the mechanism that answers.
+        cost: Cost of the mechanism that answers.
         delta: Delta at which epsilon is computed.
     """
-    if not isinstance(price, OutcomeModel) or not price.has_data_dependent_price:
+    if not isinstance(cost, OutcomeModel) or not cost.has_data_dependent_cost:
         fix = "Use compute_epsilon, or continuous noise without max_answers, and the threshold of Confident GNMax."
-        raise checks.error("price", price, "has no data-dependent cost", fix)
-    return rdp.to_epsilon(rdp.ORDERS, compute_rdp(price, votes, rdp.ORDERS), delta)
+        raise checks.error("cost", cost, "has no data-dependent cost", fix)
+    return rdp.to_epsilon(rdp.ORDERS, compute_rdp(cost, votes, rdp.ORDERS), delta)
 
 
-def _make_price_terms(
+def _make_cost_terms(
     model: OutcomeModel, rows_UC: Counts, orders_A: Array
 ) -> list[tuple[Array, Callable[[Array], Array]]]:
     """Return the summands of a cost: for each, ln q of all rows, [U], and the function from ln q to costs, [U, A]."""
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     match model:
-        case prices.GaussianNoisyMaxPrice(sigma=sigma):
+        case costs.GaussianNoisyMaxCost(sigma=sigma):
             log_q_U = compute_log_q(gaps_UC, make_gnmax_log_tail(sigma))
             return [(log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, sigma, orders_A))]
-        case prices.ConfidentPrice():
+        case costs.ConfidentCost():
             assert model.threshold is not None
             log_q_U = compute_threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
             screen_sigma = math.sqrt(2) * model.screen_sigma  # a moved vote changes one count; in GNMax it changes two
             screen = (log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, screen_sigma, orders_A))
-            return [screen, *_make_price_terms(prices.GaussianNoisyMaxPrice(sigma=model.sigma), rows_UC, orders_A)]
-        case prices.LaplaceNoisyMaxPrice(scale=scale):
+            return [screen, *_make_cost_terms(costs.GaussianNoisyMaxCost(sigma=model.sigma), rows_UC, orders_A)]
+        case costs.LaplaceNoisyMaxCost(scale=scale):
             log_q_U, epsilon = compute_log_q(gaps_UC, make_lnmax_log_tail(scale)), 2 / scale
-        case prices.ExponentialPrice(rate=rate):
+        case costs.ExponentialCost(rate=rate):
             log_q_U, epsilon = compute_exponential_log_q(gaps_UC, rate), 2 * rate
     cap_A = rdp.compute_curve(model.privacy_events(1), orders_A)
     return [(log_q_U, lambda log_q_U: compute_pate2017_curve(log_q_U, epsilon, cap_A, orders_A))]

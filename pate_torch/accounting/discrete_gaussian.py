@@ -1,4 +1,4 @@
-"""Price of discrete Gaussian noise with a large parameter, alone or as a sum of shares.
+"""Cost of discrete Gaussian noise with a large parameter, alone or as a sum of shares.
 
 Let R be a Gaussian number that is rounded to an integer. For a shift by integers of length D, noise of the law of R is
 D/sigma-GDP by post-processing. The law of discrete Gaussian noise N_Z(0, sigma^2) is nearly that of R: for |z| at most
@@ -6,7 +6,7 @@ T sigma, |ln N_Z(z) - ln R(z)| <= (T^2 + 1)/(8 sigma^2). A sum of n discrete Gau
 from N_Z(0, n s^2) by at most tau/2 in the logarithm, for all integers, with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k/(k+1))
 (Kairouz, Liu & Steinke 2021, "The distributed discrete Gaussian mechanism"). For m numbers, with e^h the largest ratio
 of the laws of all noise and b the probability beyond T sigma, (epsilon, delta) of R becomes
-(epsilon + 2 h, e^h delta + (1 + e^(epsilon + h)) b). The price is therefore that of Gaussian noise, and a delta above
+(epsilon + 2 h, e^h delta + (1 + e^(epsilon + h)) b). The cost is therefore that of Gaussian noise, and a delta above
 6 h and above all terms with b. Where this delta is not negligible, zCDP holds with rho = D^2/(2 sigma^2) and tau for
 each number (Proposition 14 of the same paper; Canonne, Kamath & Steinke 2020, Theorem 14).
 """

@@ -44,7 +44,7 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import PanelMethod
 from pate_torch.owner_metrics import attack_student
-from pate_torch.planning.gradient_budget import match_label_price, suggest_gradients
+from pate_torch.planning.gradient_budget import match_label_cost, suggest_gradients
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import find_account
@@ -661,7 +661,7 @@ def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
 
 def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
     """Format advice to use per-record gradients instead of teachers, as a call of PATE."""
-    descent = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
+    descent = match_label_cost(config, facts.spec.nominal_size, len(facts.pool))
     if descent is None or not facts.has_records:
         return feasibility.NOISE_ADVICE
     mechanism, size, dim_argument = descent.mechanism, "<approximate number>", ""

@@ -214,7 +214,7 @@ ARGUMENTS: dict[str, tuple[Argument, ...]] = {
         ("--num-records-about", dict(type=int, help="public estimate of all records (default: the charter's bound)")),
         ("--steps", dict(type=int, default=8, help="rounds of gradients; each call asks for one (default: 8)")),
         ("--clip", dict(type=float, default=0.5, help="clipping norm of gradients (default: .5)")),
-        ("--again", dict(action="store_true", help="ask for a step whose round failed, at the full price")),
+        ("--again", dict(action="store_true", help="ask for a step whose round failed, at the full cost")),
         *_JOIN_PUBLIC,
         ("--text", dict(metavar="COLUMN", help="column of the texts, if points are texts")),
         ("--encoder", dict(nargs="+", metavar="KEY=VALUE", help="settings of features.encoder.Encoder")),

@@ -76,12 +76,12 @@ def _ask(parsed: argparse.Namespace) -> None:
     else:
         slot, raw, _ = joiner.ask(kind, parsed.epsilon)
     slots = joiner.list_slots(slot)
-    price = joiner.compute_guarantees(slots)[joiner.charter.terms.colluding]
+    cost = joiner.compute_guarantees(slots)[joiner.charter.terms.colluding]
     print(f"Send {joiner.folder / f'round-{slot}.json'} ({len(raw):,} bytes) and round-{slots[0]}.public to all sites.")
     before = f"With the {len(slots) - 1} round(s) before, each site will have charged"
     print(
-        f"{'Each site will charge' if len(slots) == 1 else before} epsilon {format_epsilon(price.epsilon)} at delta "
-        f"{format_delta(price.delta)} ({price.adjacency}, unit {price.unit}, accountant {price.route})."
+        f"{'Each site will charge' if len(slots) == 1 else before} epsilon {format_epsilon(cost.epsilon)} at delta "
+        f"{format_delta(cost.delta)} ({cost.adjacency}, unit {cost.unit}, accountant {cost.route})."
     )
 
 

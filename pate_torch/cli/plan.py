@@ -297,7 +297,7 @@ def _suggest_gradients(plans: Mapping[Choice, RunConfig], facts: SourceFacts) ->
     if not isinstance(plan.method, TeacherVotes):
         return
     priced_plan = replace(plan, method=plan.method.calibrate(terms.target_epsilon, terms.delta))
-    gradients = gradient_budget.match_label_price(priced_plan, facts.num_private, facts.num_public)
+    gradients = gradient_budget.match_label_cost(priced_plan, facts.num_private, facts.num_public)
     if gradients is not None and not gradients.is_noise_dominated:
         is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
         settings = gradient_budget.format_gradient_settings(plan, gradients, False if is_encoded else None, is_encoded)

@@ -46,7 +46,7 @@ class HypothesisMethod(PrivateMethod):
     """
 
     purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
-    price_advice: ClassVar[str] = "Take a smaller --epsilon"
+    cost_advice: ClassVar[str] = "Take a smaller --epsilon"
     releases_model: ClassVar[bool] = True
     name: str = "hypothesis"
     algorithm_name: str

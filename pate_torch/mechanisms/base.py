@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import events
+from pate_torch.accounting.costs import OutcomeModel
 from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
-from pate_torch.accounting.prices import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.mechanisms import neighbors
 from pate_torch.mechanisms.neighbors import NeighborPair
@@ -188,14 +188,14 @@ class NoisyMaximum(VoteMechanism):
 
     @property
     @abstractmethod
-    def price(self) -> OutcomeModel:
+    def cost(self) -> OutcomeModel:
         """Distribution and cost of one answer."""
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.price.privacy_events(num_queries)
+        return self.cost.privacy_events(num_queries)
 
     def make_outcome_model(self) -> OutcomeModel | None:
-        return None if self.discrete or self.releases_counts else self.price
+        return None if self.discrete or self.releases_counts else self.cost
 
 
 @dataclass(frozen=True, kw_only=True)

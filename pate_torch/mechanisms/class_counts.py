@@ -13,7 +13,7 @@ from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import UNIT_COUNT_GRID, UNIT_COUNT_SENSITIVITY, Sensitivity, UnitCounts
 
-COUNT_PRICE_SHARE = 0.05
+COUNT_COST_SHARE = 0.05
 """Share of mu^2 that the class counts may cost: at epsilon 1 the noise of a count is about 19 units."""
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch.accounting import ConfidentPrice
+from pate_torch.accounting import ConfidentCost
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
@@ -40,11 +40,11 @@ class _ScreenedMechanism(VoteMechanism):
         checks.number("mechanism.threshold", self.threshold, "mechanism.threshold is a number of votes.")
 
     @property
-    def price(self) -> ConfidentPrice:
-        return ConfidentPrice(self.sigma, screen_sigma=self.screen_sigma, discrete=self.discrete)
+    def cost(self) -> ConfidentCost:
+        return ConfidentCost(self.sigma, screen_sigma=self.screen_sigma, discrete=self.discrete)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.price.privacy_events(num_queries)
+        return self.cost.privacy_events(num_queries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,8 @@ class ConfidentGNMax(_ScreenedMechanism):
         return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries)
 
     @property
-    def price(self) -> ConfidentPrice:
-        return replace(super().price, max_answers=self.max_answers, threshold=self.threshold)
+    def cost(self) -> ConfidentCost:
+        return replace(super().cost, max_answers=self.max_answers, threshold=self.threshold)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         top_Q = self._cast_counts(votes).max(1).values
@@ -102,10 +102,10 @@ class ConfidentGNMax(_ScreenedMechanism):
         num_asked = len(passed_Q)
         asked_votes = votes.select(torch.arange(num_asked))
         label_Q = self._draw_labels_where(asked_votes, noise, self.sigma, passed_Q)
-        return Answers(label_Q, self.price.make_events(num_asked, int(passed_Q.sum())))
+        return Answers(label_Q, self.cost.make_events(num_asked, int(passed_Q.sum())))
 
-    def make_outcome_model(self) -> ConfidentPrice | None:
-        return self.price if self.price.has_data_dependent_price else None
+    def make_outcome_model(self) -> ConfidentCost | None:
+        return self.cost if self.cost.has_data_dependent_cost else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class InteractiveGNMax(_ScreenedMechanism):
             confidence_Q, student_label_Q = student_QC.max(1)
             from_student_Q = ~passed_Q & (confidence_Q > self.student_confidence)
             label_Q = torch.where(from_student_Q, student_label_Q, label_Q)
-        return Answers(label_Q, self.price.make_events(len(votes), int(passed_Q.sum())), from_student_Q=from_student_Q)
+        return Answers(label_Q, self.cost.make_events(len(votes), int(passed_Q.sum())), from_student_Q=from_student_Q)
 
 
 def _get_student_probabilities(votes: Votes, context: MechanismContext) -> Tensor:

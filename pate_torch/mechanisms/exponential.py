@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch.accounting.prices import ExponentialPrice
+from pate_torch.accounting.costs import ExponentialCost
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
@@ -41,8 +41,8 @@ class ExponentialMechanism(NoisyMaximum):
         return math.sqrt(2) / self.sigma
 
     @property
-    def price(self) -> ExponentialPrice:
-        return ExponentialPrice(self.rate)
+    def cost(self) -> ExponentialCost:
+        return ExponentialCost(self.rate)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         score_QC = self.rate * self._cast_counts(votes)

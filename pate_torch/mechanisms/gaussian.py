@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pate_torch.accounting import GaussianNoisyMaxPrice
+from pate_torch.accounting import GaussianNoisyMaxCost
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
@@ -41,8 +41,8 @@ class GNMax(NoisyMaximum):
         checks.boolean("mechanism.counts", self.counts)
 
     @property
-    def price(self) -> GaussianNoisyMaxPrice:
-        return GaussianNoisyMaxPrice(self.sigma, discrete=self.discrete)
+    def cost(self) -> GaussianNoisyMaxCost:
+        return GaussianNoisyMaxCost(self.sigma, discrete=self.discrete)
 
     @property
     def releases_counts(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pate_torch.accounting import LaplaceNoisyMaxPrice
+from pate_torch.accounting import LaplaceNoisyMaxCost
 from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
@@ -27,8 +27,8 @@ class LNMax(NoisyMaximum):
     name: str = "laplace"
 
     @property
-    def price(self) -> LaplaceNoisyMaxPrice:
-        return LaplaceNoisyMaxPrice(self.sigma, discrete=self.discrete)
+    def cost(self) -> LaplaceNoisyMaxCost:
+        return LaplaceNoisyMaxCost(self.sigma, discrete=self.discrete)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         counts_QC = self._cast_counts(votes)

@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch.accounting import SparseVectorPrice, calibrate_noise
+from pate_torch.accounting import SparseVectorCost, calibrate_noise
+from pate_torch.accounting.costs import compute_min_teachers
 from pate_torch.accounting.events import DeltaEvent, LaplaceEvent, PrivacyEvent, PureDPEvent
 from pate_torch.accounting.filters import DELTA_OVER_FAILURE
-from pate_torch.accounting.prices import compute_min_teachers
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
@@ -50,10 +50,8 @@ def compute_instability_distance(counts_QC: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=1024)
 def _calibrate_noise_scale(epsilon: float, delta: float, max_failures: int, failure_delta: float) -> float:
     """Compute the smallest lambda with which all thresholds and ``failure_delta`` cost (epsilon, delta)."""
-    make_price = functools.partial(
-        SparseVectorPrice, max_failures=max_failures, failure_delta=failure_delta, num_tests=1
-    )
-    return calibrate_noise(make_price, 1, epsilon=epsilon, delta=delta)
+    make_cost = functools.partial(SparseVectorCost, max_failures=max_failures, failure_delta=failure_delta, num_tests=1)
+    return calibrate_noise(make_cost, 1, epsilon=epsilon, delta=delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +84,10 @@ class SparseVectorMechanism(VoteMechanism):
         """Return the largest number of noisy tests for ``num_queries`` queries."""
         return num_queries
 
-    def make_price(self, num_queries: int, num_classes: int = 2) -> SparseVectorPrice:
+    def make_cost(self, num_queries: int, num_classes: int = 2) -> SparseVectorCost:
         """Compute the cost, with noise scale and threshold, of a release of ``num_queries`` queries."""
         assert self.failure_delta is not None
-        return SparseVectorPrice(
+        return SparseVectorCost(
             _calibrate_noise_scale(self.epsilon, self.delta, self.max_failures, self.failure_delta),
             max_failures=self.max_failures,
             failure_delta=self.failure_delta,
@@ -100,12 +98,12 @@ class SparseVectorMechanism(VoteMechanism):
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
         """Raise ValueError if there are so few teachers that even unanimous votes fail the test."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
-        price = self.make_price(num_queries, num_classes)
-        if num_teachers < price.min_teachers:
+        cost = self.make_cost(num_queries, num_classes)
+        if num_teachers < cost.min_teachers:
             rule = (
-                f"must be at least {price.min_teachers} for mechanism={self.name}: epsilon={self.epsilon:g}, "
+                f"must be at least {cost.min_teachers} for mechanism={self.name}: epsilon={self.epsilon:g}, "
                 f"delta={self.delta:g}, max_failures={self.max_failures} and {num_queries} queries require "
-                f"lambda={price.noise_scale:.1f} and w={price.threshold:.1f}, and only a gap above 2w passes"
+                f"lambda={cost.noise_scale:.1f} and w={cost.threshold:.1f}, and only a gap above 2w passes"
             )
             fix = "Use more teachers, fewer failures, a larger epsilon, or mechanism=gaussian."
             raise checks.error("num_teachers", num_teachers, rule, fix)
@@ -115,27 +113,27 @@ class SparseVectorMechanism(VoteMechanism):
         return False
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        price = self.make_price(num_queries)
-        return make_distance_pairs(price.threshold, 2 * price.noise_scale, num_queries)
+        cost = self.make_cost(num_queries)
+        return make_distance_pairs(cost.threshold, 2 * cost.noise_scale, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        return self.make_price(num_queries).privacy_events(num_queries)
+        return self.make_cost(num_queries).privacy_events(num_queries)
 
 
 class NoisyThresholds:
     """The noisy thresholds of a release. Each threshold is drawn when needed, and used until a test fails.
 
     Args:
-        price: Cost of the release, with its noise scale and threshold.
+        cost: Cost of the release, with its noise scale and threshold.
         noise: Source of noise, whose ``state`` stores the current threshold for the next call.
         device: Device of the noisy distances.
         context: Context of the call. Its ``round_index`` is 0 in the first call of a release.
     """
 
     def __init__(
-        self, price: SparseVectorPrice, noise: NoiseSource, device: torch.device, context: MechanismContext
+        self, cost: SparseVectorCost, noise: NoiseSource, device: torch.device, context: MechanismContext
     ) -> None:
-        self._price, self._noise, self._device, self._state = price, noise, device, noise.state
+        self._cost, self._noise, self._device, self._state = cost, noise, device, noise.state
         if context.round_index == 0:
             assert not context.num_answered and not context.num_failures
             self._state.clear()
@@ -147,22 +145,22 @@ class NoisyThresholds:
     @property
     def is_stopped(self) -> bool:
         """Whether the last allowed failure has happened."""
-        return self._state["failures"] >= self._price.max_failures
+        return self._state["failures"] >= self._cost.max_failures
 
     def get_noisy_threshold(self) -> float:
         """Return the noisy threshold w_hat of the current block."""
         assert not self.is_stopped
         if "threshold" not in self._state:
             self._state["blocks"] += 1
-            noise = self._noise.draw_laplace((1,), self._price.noise_scale, self._device)
-            self._state["threshold"] = self._price.threshold + float(noise)
+            noise = self._noise.draw_laplace((1,), self._cost.noise_scale, self._device)
+            self._state["threshold"] = self._cost.threshold + float(noise)
         return self._state["threshold"]
 
     def make_events(self) -> tuple[PrivacyEvent, ...]:
         """Make the events of this call: its new thresholds, and delta if it drew the first threshold of the release."""
         num_blocks = int(self._state["blocks"])
         is_first = self._num_blocks_before == 0 < num_blocks
-        return self._price.make_events(num_blocks - self._num_blocks_before, with_delta=is_first)
+        return self._cost.make_events(num_blocks - self._num_blocks_before, with_delta=is_first)
 
     def end_block(self) -> None:
         self._state["failures"] += 1
@@ -195,11 +193,11 @@ class SparseVector(SparseVectorMechanism):
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         device = votes.counts_QC.device
-        price = self.make_price(context.num_queries)
-        noise_Q = noise.draw_laplace((len(votes),), 2 * price.noise_scale, device)
+        cost = self.make_cost(context.num_queries)
+        noise_Q = noise.draw_laplace((len(votes),), 2 * cost.noise_scale, device)
         noisy_Q = compute_instability_distance(votes.counts_QC) + noise_Q
         label_Q = votes.compute_plurality()
-        blocks = NoisyThresholds(price, noise, device, context)
+        blocks = NoisyThresholds(cost, noise, device, context)
         start = 0
         while start < len(votes) and not blocks.is_stopped:
             query = blocks.find_next_failure(noisy_Q, start)
@@ -245,8 +243,8 @@ class SoftSparseVector(SparseVectorMechanism):
         return num_queries * _count_scores_per_query(num_classes) + self.max_failures
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        price = self.make_price(num_queries, 3)
-        soft_pairs = make_distance_pairs(price.threshold, 2 * price.noise_scale, num_queries, bins=self.bins)
+        cost = self.make_cost(num_queries, 3)
+        soft_pairs = make_distance_pairs(cost.threshold, 2 * cost.noise_scale, num_queries, bins=self.bins)
         return super().worst_case_neighbors(num_queries) + soft_pairs
 
     def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: MechanismContext) -> Answers:
@@ -275,16 +273,16 @@ class SoftSparseVector(SparseVectorMechanism):
     ) -> tuple[Tensor, tuple[PrivacyEvent, ...]]:
         """Draw the scores of a prefix of the queries, NaN for a missing score, and return them with their events."""
         device, size = counts_SV.device, len(counts_SV)
-        price = self.make_price(context.num_queries, num_classes)
+        cost = self.make_cost(context.num_queries, num_classes)
         # A column of zeros is appended, so that there is a second largest count even with a single shifted bin.
         padded_SV = torch.nn.functional.pad(shifted_SV, (0, 1))
-        noisy_S = compute_instability_distance(counts_SV) + noise.draw_laplace((size,), 2 * price.noise_scale, device)
-        shifted_noise_S = noise.draw_laplace((size,), 2 * price.noise_scale, device)
+        noisy_S = compute_instability_distance(counts_SV) + noise.draw_laplace((size,), 2 * cost.noise_scale, device)
+        shifted_noise_S = noise.draw_laplace((size,), 2 * cost.noise_scale, device)
         noisy_shifted_S = compute_instability_distance(padded_SV) + shifted_noise_S
         score_S = (2 * counts_SV.argmax(1).double() + 1) / (2 * self.bins)
         shifted_score_S = (padded_SV.argmax(1).double() + 1) / self.bins
 
-        blocks = NoisyThresholds(price, noise, device, context)
+        blocks = NoisyThresholds(cost, noise, device, context)
         start = 0
         while start < size and not blocks.is_stopped:
             score_index = blocks.find_next_failure(noisy_S, start)

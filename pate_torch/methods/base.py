@@ -201,14 +201,14 @@ class PrivateMethod(ABC):
     Attributes:
         name: Name of the method in ``release.json``.
         purpose: Purpose of the method's reservation, for the ledger.
-        price_advice: Advice on how to lower the cost of a release, for messages.
+        cost_advice: Advice on how to lower the cost of a release, for messages.
         uses_public_points: Whether the release depends on the public points, apart from normalization constants.
         releases_model: Whether the method releases a model instead of labels.
     """
 
     name: str = ""
     purpose: ClassVar[str] = PURPOSE_LABELS
-    price_advice: ClassVar[str] = "Ask fewer queries (num_queries) or add noise (mechanism.sigma)"
+    cost_advice: ClassVar[str] = "Ask fewer queries (num_queries) or add noise (mechanism.sigma)"
     releases_model: ClassVar[bool] = False
     uses_public_points: ClassVar[bool] = True
 

@@ -66,7 +66,7 @@ class DPSGD(PrivateMethod):
     """
 
     purpose: ClassVar[str] = "model by DP-SGD"
-    price_advice: ClassVar[str] = "Take a smaller privacy.target_epsilon"
+    cost_advice: ClassVar[str] = "Take a smaller privacy.target_epsilon"
     releases_model: ClassVar[bool] = True
     uses_public_points: ClassVar[bool] = False
     name: str = "dpsgd"

@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
-from pate_torch.accounting import prices
+from pate_torch.accounting import costs
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, laplace
 from pate_torch.mechanisms.base import Mechanism
@@ -73,20 +73,20 @@ def compute_label_accuracy(lead: float, mechanism: Mechanism, num_classes: int) 
     expectation is the mean over ``NUM_QUANTILES`` equally likely values of Z. Continuous noise also stands for integer
     noise. Return None for mechanisms such as the sparse vector, which answer exactly or not at all.
     """
-    model: prices.OutcomeModel | None
+    model: costs.OutcomeModel | None
     match mechanism:
         case gaussian.GNMax() | confident.ConfidentGNMax() | confident.InteractiveGNMax() | histogram.Histogram():
-            model = prices.GaussianNoisyMaxPrice(sigma=mechanism.sigma)
+            model = costs.GaussianNoisyMaxCost(sigma=mechanism.sigma)
         case laplace.LNMax():
-            model = prices.LaplaceNoisyMaxPrice(scale=mechanism.sigma)
+            model = costs.LaplaceNoisyMaxCost(scale=mechanism.sigma)
         case _:
             model = mechanism.make_outcome_model()
     match model:
-        case prices.GaussianNoisyMaxPrice(sigma=scale) | prices.ConfidentPrice(sigma=scale):
+        case costs.GaussianNoisyMaxCost(sigma=scale) | costs.ConfidentCost(sigma=scale):
             quantile, log_cdf = ndtri, log_ndtr
-        case prices.LaplaceNoisyMaxPrice(scale=scale):
+        case costs.LaplaceNoisyMaxCost(scale=scale):
             quantile, log_cdf = stats.laplace.ppf, stats.laplace.logcdf
-        case prices.ExponentialPrice(rate=rate):
+        case costs.ExponentialCost(rate=rate):
             return 1 / (1 + (num_classes - 1) * math.exp(-rate * lead))
         case _:
             return None
@@ -123,7 +123,7 @@ def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: 
     """Compute the lead in votes at which half of the queries are answered, or None if all queries are answered."""
     match mechanism:
         case SparseVectorMechanism():
-            return mechanism.make_price(num_queries, num_classes).min_teachers
+            return mechanism.make_cost(num_queries, num_classes).min_teachers
         case DistanceToInstability():
             return mechanism.min_teachers
     return None

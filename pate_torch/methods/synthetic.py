@@ -84,7 +84,7 @@ class SyntheticTable(PrivateMethod):
     """
 
     purpose: ClassVar[str] = "synthetic table"
-    price_advice: ClassVar[str] = "Take a smaller epsilon"
+    cost_advice: ClassVar[str] = "Take a smaller epsilon"
     releases_model: ClassVar[bool] = True
     uses_public_points: ClassVar[bool] = False
     name: str = "synthetic"

@@ -101,7 +101,7 @@ def compute_proposition_18(
     compares the whole gap, and leaves nothing for sqrt(K L/2).)
     """
     T, L = _bound_failures(m, nu, gamma), math.log(3 * m / gamma)
-    scales = _make_price(T, m, epsilon, delta)
+    scales = _make_cost(T, m, epsilon, delta)
     needed = 1 + scales.threshold + scales.noise_scale * (math.log(3 * T / gamma) + 2 * L)
     root = (math.sqrt(L / 2) + math.sqrt(L / 2 + 4 * xi * needed)) / (2 * xi)
     return T, math.ceil(root**2)
@@ -113,9 +113,9 @@ def _bound_failures(m: int, nu: float, gamma: float) -> int:
 
 
 @functools.lru_cache(maxsize=64)  # many margins have the same bound
-def _make_price(max_failures: int, m: int, epsilon: float, delta: float) -> Any:
+def _make_cost(max_failures: int, m: int, epsilon: float, delta: float) -> Any:
     mechanism = SparseVector(epsilon=epsilon, delta=delta, failure_delta=delta / 2, max_failures=max_failures)
-    return mechanism.make_price(m)
+    return mechanism.make_cost(m)
 
 
 def format_shards(shards: tuple[ShardDiagnosis, ...]) -> list[str]:

@@ -13,7 +13,7 @@ from pate_torch.accounting import calibration
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig
-from pate_torch.mechanisms.class_counts import COUNT_PRICE_SHARE, ClassCounts
+from pate_torch.mechanisms.class_counts import COUNT_COST_SHARE, ClassCounts
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.methods.gradients import plan_descent
@@ -96,24 +96,24 @@ def calibrate_with_counts(
     """Calibrate the noise scale of ``make_events`` and the noise of class counts to the cost ``epsilon`` together."""
 
     def make_all_events(sigma: float) -> tuple[PrivacyEvent, ...]:
-        counts = ClassCounts.from_share(make_events(sigma), adjacency, COUNT_PRICE_SHARE)
+        counts = ClassCounts.from_share(make_events(sigma), adjacency, COUNT_COST_SHARE)
         return make_events(sigma) + (() if counts is None else counts.privacy_events())
 
     sigma = calibration.calibrate_sigma(make_all_events, epsilon=epsilon, delta=delta)
-    return sigma, ClassCounts.from_share(make_events(sigma), adjacency, COUNT_PRICE_SHARE)
+    return sigma, ClassCounts.from_share(make_events(sigma), adjacency, COUNT_COST_SHARE)
 
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
     """Suggest settings of train.py for a run in which noise outweighs the votes."""
     spec, num_public = facts.spec, len(facts.pool)
-    gradients = match_label_price(config, spec.nominal_size, num_public)
+    gradients = match_label_cost(config, spec.nominal_size, num_public)
     if gradients is None or not facts.has_records:
         return NOISE_ADVICE
     is_encoded = spec.encoder is not None
     return suggest_gradients(gradients, format_gradient_settings(config, gradients, spec.is_image, is_encoded))
 
 
-def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
+def match_label_cost(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
     """Calibrate noisy gradient descent to the cost of the run's labels. Return None if the run labels no points."""
     method = config.method
     if not isinstance(method, LabelingMethod):

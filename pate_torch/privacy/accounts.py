@@ -231,7 +231,7 @@ class Account(ChargedReleases):
         return not self.is_closed and self.filter.admits_release(events, self.total_cost)
 
 
-def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
+def make_cost_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
     """Make the part of an entry that holds events and their cost."""
     return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
 
@@ -287,7 +287,7 @@ def _make_charge(account: Account, entry: LedgerEntry, recompute: bool) -> Charg
     if kind == "reserve":
         _require(identity not in account.charges, "the reservation exists already")
         _require(not account.is_closed, "the account was closed before")
-        events, cost = _parse_price(account, facts, recompute)
+        events, cost = _parse_cost(account, facts, recompute)
         _require(not recompute or account.filter.admits(account.total_cost, cost), "the reservation exceeds the cap")
         return Charge(
             reserved_cost=cost,
@@ -309,7 +309,7 @@ def _make_charge(account: Account, entry: LedgerEntry, recompute: bool) -> Charg
         _require(is_expected, "the release was not suspended in the state from which it was resumed")
         _require(facts["number"] == charge.num_resumptions + 1, "a resumption is missing")
         return replace(charge, is_suspended=False, num_resumptions=facts["number"])
-    events, cost = _parse_price(account, facts, recompute)
+    events, cost = _parse_cost(account, facts, recompute)
     is_reserved = cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta
     _require(is_reserved, "the release costs more than its reservation")
     return replace(charge, charged_cost=cost, incurred_events=events, is_committed=True, is_stopped="stopped" in facts)
@@ -324,7 +324,7 @@ def _parse_events(facts: dict[str, Any]) -> tuple[PrivacyEvent, ...]:
     return from_json(json.dumps(facts["events"]))
 
 
-def _parse_price(
+def _parse_cost(
     account: Account, facts: dict[str, Any], recompute: bool
 ) -> tuple[tuple[PrivacyEvent, ...], FilterCost]:
     events, cost = _parse_events(facts), FilterCost(float(facts["scalar"]), float(facts["failure"]))

@@ -42,8 +42,8 @@ from pate_torch.privacy.accounts import (
     is_within,
     make_account_charged_error,
     make_budget_exceeded_error,
+    make_cost_facts,
     make_held_out_error,
-    make_price_facts,
 )
 from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError, MissingLedgerError
 
@@ -225,7 +225,7 @@ class Ledger:
             reservation = Reservation(id=run_folders.make_hex_id(), reserved_events=events)
             facts = {
                 "reservation": reservation.id,
-                **make_price_facts(events, requested_cost),
+                **make_cost_facts(events, requested_cost),
                 "fingerprint": fingerprint,
                 "mechanism": mechanism,
                 "run": run,
@@ -331,7 +331,7 @@ class Ledger:
                 min(incurred_cost.scalar, charge.reserved_cost.scalar),
                 min(incurred_cost.delta, charge.reserved_cost.delta),
             )
-            facts = {"reservation": identity, "release": release_id, **make_price_facts(events, charged_cost)}
+            facts = {"reservation": identity, "release": release_id, **make_cost_facts(events, charged_cost)}
             facts |= {"stopped": True} if is_stopped else {}
             self._chain.append("commit", account.name, {**(digests or {}), **facts})
 

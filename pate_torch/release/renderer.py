@@ -221,7 +221,7 @@ def _make_page_environment(*, is_markdown: bool) -> Environment:
     options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
     environment = statement.make_environment(autoescape=True, **options)
     environment.filters |= {"percent": format_percent}
-    functions = make_share_scale, make_price_curves, thin_points, is_cap_far, select_worst_classes, find_top_confusions
+    functions = make_share_scale, make_cost_curves, thin_points, is_cap_far, select_worst_classes, find_top_confusions
     environment.globals |= {
         "statement": statement,
         "sentence": statement.format_sentence,
@@ -278,7 +278,7 @@ def thin_points(values: Sequence[float], max_points: int) -> list[tuple[int, flo
     return [(i + 1, values[i]) for i in index]
 
 
-def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
+def make_cost_curves(claim: AccountClaim) -> list[dict[str, Any]]:
     """Make the curve of this release's cost, and the levels of guarantee and cap: name, style, points."""
     curve = claim.epsilon_curve
     curves = [{"name": "this release", "style": "a", "points": thin_points(curve, MAX_POINTS)}]
@@ -378,12 +378,12 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
         yield "Protected", f"{claim.unit_words}, in all files of this release"
         yield "Guarantee", f"epsilon = {format_epsilon(claim.epsilon)}, delta = {claim.terms['delta']}"
         yield from ((f"  {name}", value) for name, value in claim.terms.items() if name != "delta")
-        guarantee, *other_prices = statement.list_epsilon_lines(report)
-        for price in other_prices:
-            route = f" ({price.route})" if price.route != guarantee.route else ""
-            terms = "" if price.epsilon is None else f"epsilon = {format_epsilon(price.epsilon)}, same terms{route}"
-            if terms or price.note:
-                yield price.name, ". ".join(filter(None, (terms, price.note)))
+        guarantee, *other_costs = statement.list_epsilon_lines(report)
+        for cost in other_costs:
+            route = f" ({cost.route})" if cost.route != guarantee.route else ""
+            terms = "" if cost.epsilon is None else f"epsilon = {format_epsilon(cost.epsilon)}, same terms{route}"
+            if terms or cost.note:
+                yield cost.name, ". ".join(filter(None, (terms, cost.note)))
     yield from statement.list_run_facts(report).items()
     for accuracy in report.accuracies:
         if accuracy not in report.evaluation.baselines:  # the owner's metrics include the baselines

@@ -135,7 +135,7 @@ class ChargedRelease:
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        return self.release_id, *format_price(self.epsilon, format_route(self.accountant), missing="none"), self.purpose
+        return self.release_id, *format_cost(self.epsilon, format_route(self.accountant), missing="none"), self.purpose
 
     def to_dict(self) -> dict[str, Any]:
         facts = {"release_id": self.release_id, "what": self.purpose, "epsilon": self.epsilon}
@@ -492,7 +492,7 @@ def format_route(accountant: str) -> str:
     return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
 
 
-def format_price(epsilon: float | None, route: str, *, missing: str) -> tuple[str, str]:
+def format_cost(epsilon: float | None, route: str, *, missing: str) -> tuple[str, str]:
     """Format an epsilon, rounded up, and its route; ``missing`` and an empty string if epsilon is None."""
     return (missing, "") if epsilon is None else (format_epsilon(epsilon), route)
 

@@ -17,7 +17,7 @@ from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import format_duration
 from pate_torch.privacy.records import LABEL_UNIT, PublicAsset
 from pate_torch.release.owner_file import TUNING_METHODS
-from pate_torch.release.report import ReleaseRecord, ReleaseReport, format_percent, format_price, format_route
+from pate_torch.release.report import ReleaseRecord, ReleaseReport, format_cost, format_percent, format_route
 from pate_torch.students.private_test import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ class EpsilonLine(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        price = format_price(self.epsilon, self.route, missing="not known")
-        return self.name, *price, f"{self.scope} {self.note}".strip()
+        cost = format_cost(self.epsilon, self.route, missing="not known")
+        return self.name, *cost, f"{self.scope} {self.note}".strip()
 
 
 def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
@@ -181,15 +181,15 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
 
 
 def _list_trust_lines(
-    report: ReleaseReport, *, colluding: int, prices: Sequence[Mapping[str, Any]], **_: Any
+    report: ReleaseReport, *, colluding: int, costs: Sequence[Mapping[str, Any]], **_: Any
 ) -> Iterator[EpsilonLine]:
     """List the costs against other numbers of colluding sites, and the largest total that a site reserved."""
-    numbers = [*range(colluding + 1, len(prices))][:: -math.ceil(len(prices) / MAX_COLLUSIONS)]
+    numbers = [*range(colluding + 1, len(costs))][:: -math.ceil(len(costs) / MAX_COLLUSIONS)]
     for u in sorted({*numbers, *([0] if colluding else [])}):
-        name, scope = f"Against {u} sites", f"The joiner together with {u} of the {len(prices)} sites."
+        name, scope = f"Against {u} sites", f"The joiner together with {u} of the {len(costs)} sites."
         if u == 0:
             name, scope = "Results only", "Readers who see the results only and know the noise of no site."
-        yield EpsilonLine(name, prices[u]["epsilon"], format_route(prices[u]["route"]), scope)
+        yield EpsilonLine(name, costs[u]["epsilon"], format_route(costs[u]["route"]), scope)
     claim, scope = report.claim, "The largest total that a site reserved under the charter, aborted rounds included."
     note = ADAPTIVE_NOTE if claim.other_releases else ""
     yield EpsilonLine(

@@ -49,7 +49,7 @@ class Terms:
         teachers: Number of teachers at each site, in the order of the sites. Zeros if there are no teachers.
         records: Number of records at each site, which is public under replace_one. Zeros under add_remove.
         sampler: Version of the sampler of noise.
-        accounting: Version of the prices of shares.
+        accounting: Version of the costs of shares.
     """
 
     colluding: int

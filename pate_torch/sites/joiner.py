@@ -1,7 +1,7 @@
 """The part of the joiner in the protocol: it writes the charter and the rounds, and signs the sum of the answers.
 
 The joiner holds no record, draws no noise and has no account. A round takes its slot durably before its file is
-written, so that no slot is used for two rounds. A round that failed keeps its slot, and its price stays in the total.
+written, so that no slot is used for two rounds. A round that failed keeps its slot, and its cost stays in the total.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ This folder holds the signing key of the joiner. The other files were sent to al
 """
 _SIGMA_STEPS = 1 << 16  # sigma is a multiple of 2^-16
 _NOISE_FACTORS = (1 + 1e-9, 1 + 1e-7, 1 + 1e-5, *(1 + 2.0**-power for power in range(12, -1, -1)))
-"""Multiples of the noise that a Gaussian number needs. The first multiple whose price is at most epsilon is used."""
+"""Multiples of the noise that a Gaussian number needs. The first multiple whose cost is at most epsilon is used."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Joiner:
 
         Args:
             kind: What is counted.
-            epsilon: Largest price of the round, or of all rounds that are planned together.
+            epsilon: Largest cost of the round, or of all rounds that are planned together.
             first_slot: Slot of the first of several planned rounds, whose noise and public file this round shares.
                 None for a new plan.
 
@@ -208,7 +208,7 @@ class Joiner:
         rounds = [each.round for each in self.load_rounds()]
         return [other for other, each in enumerate(rounds) if each.files == rounds[slot].files]
 
-    # ---- prices -----------------------------------------------------------------------------------------------------
+    # ---- costs -----------------------------------------------------------------------------------------------------
 
     def compute_guarantees(self, slots: Iterable[int] | None = None) -> dict[int, Guarantee]:
         """Compute the guarantee of the rounds of these slots together against each number of colluding sites.
@@ -282,7 +282,7 @@ def _compute_events(charter: Charter, rounds: Sequence[PlannedRound], colluding:
 
 
 def calibrate_sigma(charter: Charter, kind: TableKind, epsilon: float) -> Fraction:
-    """Compute the noise of H - t shares whose price is at most ``epsilon``, close to the smallest such noise."""
+    """Compute the noise of H - t shares whose cost is at most ``epsilon``, close to the smallest such noise."""
     checks.positive("epsilon", epsilon)
     terms, num_sites = charter.terms, len(charter.sites)
     delta = float(Fraction(terms.delta))

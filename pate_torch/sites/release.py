@@ -159,8 +159,8 @@ def compute_claim(joiner: Joiner, noisy: NoisySum, slots: Sequence[int]) -> Acco
 
     def make_part(identity: str, own_slots: Sequence[int]) -> ChargedRelease:
         charged = joiner.compute_events(own_slots)
-        price, purpose = accountant.compute_guarantee(charged, delta), f"{PURPOSE_SHARE}, {len(own_slots)} round(s)"
-        part = ChargedRelease(release_id=identity, purpose=purpose, epsilon=price.epsilon, accountant=price.route)
+        cost, purpose = accountant.compute_guarantee(charged, delta), f"{PURPOSE_SHARE}, {len(own_slots)} round(s)"
+        part = ChargedRelease(release_id=identity, purpose=purpose, epsilon=cost.epsilon, accountant=cost.route)
         return replace(part, is_current=own_slots == slots, events=events.to_json(charged))
 
     part, total = make_part(noisy.id, slots), joiner.compute_guarantees()[terms.colluding]
@@ -189,7 +189,7 @@ def describe_trust(joiner: Joiner, slots: Sequence[int]) -> dict[str, Any]:
 
     The cost for u = 0 is that against readers who see the results only.
     """
-    prices = joiner.compute_guarantees(slots)
+    costs = joiner.compute_guarantees(slots)
     charter, digests = joiner.charter, [each.round.digest.hex() for each in joiner.load_rounds()]
     return {
         "colluding": charter.terms.colluding,
@@ -197,6 +197,6 @@ def describe_trust(joiner: Joiner, slots: Sequence[int]) -> dict[str, Any]:
         "fingerprint": charter.format_fingerprint(),
         "max_sites_per_unit": charter.terms.max_sites_per_unit,
         "sites": tuple({"name": site.site, "signing_key": site.signing_key.hex()} for site in charter.sites),
-        "prices": tuple({"colluding": u, "epsilon": g.epsilon, "route": g.route} for u, g in prices.items()),
+        "costs": tuple({"colluding": u, "epsilon": g.epsilon, "route": g.route} for u, g in costs.items()),
         "rounds": tuple({"sha256": digest, "used": slot in slots} for slot, digest in enumerate(digests)),
     }

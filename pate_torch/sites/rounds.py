@@ -184,7 +184,7 @@ def answer(
         state: State of the site.
         round_file: Bytes of the round file.
         table: PRIVATE. Table of integers without noise, of the round's shape.
-        draw: Function that reserves the price and draws the noise, int64 [count], given the share and the count.
+        draw: Function that reserves the cost and draws the noise, int64 [count], given the share and the count.
         source: Name of the round file in messages.
     """
     with state.open() as secrets:

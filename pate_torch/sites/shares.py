@@ -5,7 +5,7 @@ sites leave their share out or reveal it, so the sum always has H - t shares. Th
 not a discrete Gaussian number, but nearly (Kairouz, Liu & Steinke 2021, "The distributed discrete Gaussian mechanism"):
 for n shares, |ln P[sum = z] - ln N_Z(0, n s^2)(z)| <= tau/2 with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k/(k+1)).
 
-``accounting.discrete_gaussian`` computes the price. Its additional delta is negligible, because tables of counts are
+``accounting.discrete_gaussian`` computes the cost. Its additional delta is negligible, because tables of counts are
 multiplied by ``tables.COUNT_STEPS`` before noise is added.
 """
 
@@ -37,7 +37,7 @@ def check_share(share: Fraction, sigma: Fraction, num_sites: int, colluding: int
     """Raise ValueError if the shares of H - t sites have less than the variance sigma^2, or a share is below 3."""
     honest = _count_honest(num_sites, colluding)
     if share < MIN_SHARE:
-        problem = f"must be at least {MIN_SHARE}: the sum of smaller shares has another law than the price assumes"
+        problem = f"must be at least {MIN_SHARE}: the sum of smaller shares has another law than the cost assumes"
         raise checks.error("share", str(share), problem, "Use more noise, or fewer sites.")
     if honest * share.numerator**2 * sigma.denominator**2 < sigma.numerator**2 * share.denominator**2:
         problem = f"is too small: {honest} shares have less noise than sigma={sigma}"

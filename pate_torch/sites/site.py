@@ -1,9 +1,9 @@
 """The part of a site in the protocol: it confirms a charter, charges its own ledger, and answers rounds.
 
-    read and check the round and its public file -> count the records -> ask whether the account admits the price
-    -> erase the keys of the slot -> reserve the price in the ledger -> draw the share of noise -> write the answer
+    read and check the round and its public file -> count the records -> ask whether the account admits the cost
+    -> erase the keys of the slot -> reserve the cost in the ledger -> draw the share of noise -> write the answer
 
-The charge names the round and its slot. A slot is spent before its price is reserved, and its price is reserved before
+The charge names the round and its slot. A slot is spent before its cost is reserved, and its cost is reserved before
 its noise is drawn. Therefore a process that dies at any step neither draws noise that was not charged nor charges a
 slot twice. If the answer is on disk, the same round file gives the same bytes, and nothing is charged.
 """
@@ -86,7 +86,7 @@ class Site:
     def answer(
         self, round_raw: bytes, public_raw: bytes, data: Any, *, encoder: EncoderFiles = None, source: str = ""
     ) -> bytes:
-        """Answer a round: charge its price, and add a share of noise and the masks to the table of the records.
+        """Answer a round: charge its cost, and add a share of noise and the masks to the table of the records.
 
         Args:
             round_raw: Bytes of the round file.
@@ -101,7 +101,7 @@ class Site:
 
         Raises:
             ValueError: The site must not answer this round. Nothing was charged.
-            BudgetExceeded: The cap of the account does not admit the price. Nothing was drawn or charged.
+            BudgetExceeded: The cap of the account does not admit the cost. Nothing was drawn or charged.
         """
         current_round, finished_answer = rounds.open_round(self.state, round_raw, source)
         if finished_answer is not None:

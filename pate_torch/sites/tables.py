@@ -2,7 +2,7 @@
 
 The joiner writes a public file with everything that all sites must count alike: columns, classes, features, questions.
 The round file holds the hash of the public file. Each kind of table states how far one unit can change the table, which
-fixes the price.
+fixes the cost.
 
 - ``class_sums``: the sum of the whitened features of the records of each class. The gradient of a linear softmax model
   with equal weights, the first step of ``method=gradients``, is a function of these sums.
@@ -47,7 +47,7 @@ from pate_torch.sites.rounds import MAX_INPUT, Round
 from pate_torch.sites.signed import is_integer, is_list_of, is_one_of
 
 COUNT_STEPS = 1 << 28
-"""Whole numbers in one unit of a table of counts, so that noise of whole numbers is fine enough for an exact price."""
+"""Whole numbers in one unit of a table of counts, so that noise of whole numbers is fine enough for an exact cost."""
 RawRows = tuple[np.ndarray | Tensor, np.ndarray, int | None, np.ndarray | None]
 """Points [N, ...], classes [N], the number of classes, and whether each point could be read, bool [N]. The number of
 classes is None if every whole number is a class, and the last item is None if all points could be read."""
@@ -74,10 +74,10 @@ class SiteTable:
     on_new_head: Callable[[str], object] = do_nothing
 
     def check_sensitivity(self, priced_squared_length: int) -> None:
-        """Raise ValueError if one unit can change the table by more than the price covers."""
+        """Raise ValueError if one unit can change the table by more than the cost covers."""
         squared_length = round(self.sensitivity.l2**2, 6) * self.unit**2 if self.sensitivity.l2 < math.inf else math.inf
         if not squared_length <= priced_squared_length or not self.sensitivity.linf * self.unit < math.inf:
-            problem = "is more than the price of the round covers"
+            problem = "is more than the cost of the round covers"
             raise checks.error("sensitivity", self.sensitivity, problem)
 
 

@@ -47,7 +47,7 @@ def plan_directions(charter: Charter, epsilon: float, num_public: int, num_recor
 
     Args:
         charter: The charter, which decides how much noise the sum has.
-        epsilon: Largest price of all steps.
+        epsilon: Largest cost of all steps.
         num_public: Number of public points.
         num_records: Approximate number of records at all sites together, which must be public.
         steps: Number of steps.
@@ -233,7 +233,7 @@ def ask_step(joiner: Joiner, kind: Descent, epsilon: float, *, again: bool = Fal
     Args:
         joiner: The joiner.
         kind: Settings of the descent. A descent that has begun keeps its own public file.
-        epsilon: Largest price of all steps together.
+        epsilon: Largest cost of all steps together.
         again: Whether to ask for the newest step in a new slot because its sum is missing. Every site charges it again.
 
     Returns:

@@ -31,7 +31,7 @@ from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
 from pate_torch.students.base import Student
 from pate_torch.students.store import save as save_student
 
-TEST_PRICE_SHARE = 0.1
+TEST_COST_SHARE = 0.1
 """Share of mu^2 that the private test costs in a release: at epsilon 1 the noise of a count is about 12 units."""
 CONFIDENCE, SIZE_FAILURE_SHARE = 0.95, 0.1
 """Probability of the bound on the accuracy, and share of its failures for the limit of the number of units."""
@@ -168,17 +168,17 @@ def format_size_warning(share: float, num_units: float | None) -> str:
 def make_test_mechanism(events: tuple[PrivacyEvent, ...], adjacency: str, delta: float, noise: str) -> Histogram:
     """Make the mechanism that tests the student of a release with these events.
 
-    The test costs the share ``TEST_PRICE_SHARE`` of the mu^2 of release and test together, where mu is that of Gaussian
+    The test costs the share ``TEST_COST_SHARE`` of the mu^2 of release and test together, where mu is that of Gaussian
     differential privacy with the epsilon of the release at ``delta``.
     """
     mu = gdp.compute_mu(compute_guarantee(events, delta).epsilon, delta)
-    sigma = COUNT_SENSITIVITY[adjacency].l2 / mu * math.sqrt((1 - TEST_PRICE_SHARE) / TEST_PRICE_SHARE)
+    sigma = COUNT_SENSITIVITY[adjacency].l2 / mu * math.sqrt((1 - TEST_COST_SHARE) / TEST_COST_SHARE)
     return Histogram(sigma=sigma, adjacency=adjacency, noise=noise)
 
 
 def compute_release_epsilon(epsilon: float, delta: float) -> float:
-    """Compute the epsilon that is left for a release whose private test costs ``TEST_PRICE_SHARE`` of mu^2."""
-    return gdp.compute_epsilon(gdp.compute_mu(epsilon, delta) * math.sqrt(1 - TEST_PRICE_SHARE), delta)
+    """Compute the epsilon that is left for a release whose private test costs ``TEST_COST_SHARE`` of mu^2."""
+    return gdp.compute_epsilon(gdp.compute_mu(epsilon, delta) * math.sqrt(1 - TEST_COST_SHARE), delta)
 
 
 def count_predictions(student: Student, records: PrivateRecords, adjacency: str, progress: Progress) -> CellHistogram:

@@ -9,11 +9,11 @@ import numpy as np
 from scipy import integrate, special, stats
 
 from pate_torch.accounting import data_dependent
-from pate_torch.accounting.prices import (
-    ConfidentPrice,
-    ExponentialPrice,
-    GaussianNoisyMaxPrice,
-    LaplaceNoisyMaxPrice,
+from pate_torch.accounting.costs import (
+    ConfidentCost,
+    ExponentialCost,
+    GaussianNoisyMaxCost,
+    LaplaceNoisyMaxCost,
 )
 
 ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
@@ -33,7 +33,7 @@ def move_one_vote(row):
 def compute_log_q(model, row) -> float:
     """Log of the probability that another class than the plurality's wins, by the package."""
     rows = data_dependent.group_votes([row])[0]
-    gnmax = isinstance(model, GaussianNoisyMaxPrice)
+    gnmax = isinstance(model, GaussianNoisyMaxCost)
     log_tail = (
         data_dependent.make_gnmax_log_tail(model.sigma) if gnmax else data_dependent.make_lnmax_log_tail(model.scale)
     )
@@ -54,10 +54,10 @@ def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:
 @functools.cache
 def compute_law(model, row: tuple[int, ...]) -> np.ndarray:
     """Probability of each answer, class by class, by adaptive quadrature or by direct evaluation."""
-    if isinstance(model, ExponentialPrice):
+    if isinstance(model, ExponentialCost):
         weight = np.exp(model.rate * (np.array(row) - max(row)))
         return weight / weight.sum()
-    if isinstance(model, LaplaceNoisyMaxPrice):
+    if isinstance(model, LaplaceNoisyMaxCost):
         scale = model.scale
         reach = 60 * scale
 
@@ -84,7 +84,7 @@ def compute_law(model, row: tuple[int, ...]) -> np.ndarray:
     law = np.zeros(len(row))
     for (low, high), c in itertools.product(itertools.pairwise(edges), range(len(row))):
         law[c] += integrate.quad(integrand, low, high, args=(c,), epsabs=0, epsrel=1e-12)[0]
-    if isinstance(model, ConfidentPrice):
+    if isinstance(model, ConfidentCost):
         top = stats.norm(loc=max(row), scale=model.screen_sigma)
         return np.append(top.sf(model.threshold) * law, top.cdf(model.threshold))
     return law

@@ -40,7 +40,7 @@ def confident(asked: int, screen: float, answered: int, sigma: float) -> list[Pr
         (gnmax(100, 1000), 1.76006, 1.91424, 2.24597),
     ],
 )
-def test_table_of_prices(events, exact, renyi, concentrated):
+def test_table_of_costs(events, exact, renyi, concentrated):
     assert compute_route_epsilons(events, 1e-5) == pytest.approx(
         {"gdp": exact, "rdp": renyi, "zcdp": concentrated}, abs=6e-6
     )
@@ -68,7 +68,7 @@ def test_gaussian_routes_bracket_each_other(sigma, queries, log_target):
 
 @few_examples
 @given(st.floats(1, 1000), st.floats(1.001, 2), st.integers(1, 5000), st.integers(1, 100))
-def test_price_falls_with_noise_and_rises_with_queries(sigma, factor, queries, more):
+def test_cost_falls_with_noise_and_rises_with_queries(sigma, factor, queries, more):
     base = compute_guarantee(gnmax(sigma, queries), 1e-6).epsilon
     assert compute_guarantee(gnmax(sigma * factor, queries), 1e-6).epsilon <= base
     assert compute_guarantee(gnmax(sigma, queries + more), 1e-6).epsilon >= base

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pate_torch.accounting.calibration import calibrate_noise, calibrate_sigma, compute_epsilon
+from pate_torch.accounting.costs import ConfidentCost, GaussianNoisyMaxCost, LaplaceNoisyMaxCost
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
-from pate_torch.accounting.prices import ConfidentPrice, GaussianNoisyMaxPrice, LaplaceNoisyMaxPrice
 
 
 def gnmax(queries):
@@ -29,10 +29,10 @@ def test_out_of_reach_is_said():
 
 # ---- costs of mechanisms --------------------------------------------------------------------------------------------
 
-GNMAX, LNMAX = GaussianNoisyMaxPrice(40), LaplaceNoisyMaxPrice(40)
+GNMAX, LNMAX = GaussianNoisyMaxCost(40), LaplaceNoisyMaxCost(40)
 
 
-def test_accountants_of_one_price():
+def test_accountants_of_one_cost():
     """Values of the literature and of dense grids of orders; 286 queries at delta 1e-5."""
     known = {"best": 2.43535974942, "gdp": 2.43535974942, "rdp": 2.64240142, "zcdp": 3.0478512020}
     for accountant, epsilon in known.items():
@@ -43,34 +43,34 @@ def test_accountants_of_one_price():
         assert compute_epsilon(LNMAX, 286, delta=1e-5, accountant=accountant) == pytest.approx(epsilon, abs=1e-4)
 
 
-def test_several_prices_compose():
+def test_several_costs_compose():
     """mu^2 adds up: 100 queries at sigma 40 and 400 at sigma 80 cost what 200 at sigma 40 cost."""
-    together = compute_epsilon([GNMAX, GaussianNoisyMaxPrice(80)], [100, 400], delta=1e-5)
+    together = compute_epsilon([GNMAX, GaussianNoisyMaxCost(80)], [100, 400], delta=1e-5)
     assert together == pytest.approx(compute_epsilon(GNMAX, 200, delta=1e-5), rel=1e-12)
     assert compute_epsilon([GNMAX, LNMAX], (0, 0), delta=1e-5) == 0
     assert compute_epsilon([GNMAX, LNMAX], np.array([5, 0]), delta=1e-5) == compute_epsilon(GNMAX, 5, delta=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("make_price", "queries", "accountant"),
+    ("make_cost", "queries", "accountant"),
     [
-        (GaussianNoisyMaxPrice, 1000, "best"),
-        (GaussianNoisyMaxPrice, 1000, "rdp"),
-        (LaplaceNoisyMaxPrice, 200, "rdp"),
-        (lambda sigma: ConfidentPrice(sigma, screen_sigma=4 * sigma), 500, "best"),
-        (lambda sigma: [GaussianNoisyMaxPrice(sigma), GaussianNoisyMaxPrice(100)], [200, 100], "gdp"),
+        (GaussianNoisyMaxCost, 1000, "best"),
+        (GaussianNoisyMaxCost, 1000, "rdp"),
+        (LaplaceNoisyMaxCost, 200, "rdp"),
+        (lambda sigma: ConfidentCost(sigma, screen_sigma=4 * sigma), 500, "best"),
+        (lambda sigma: [GaussianNoisyMaxCost(sigma), GaussianNoisyMaxCost(100)], [200, 100], "gdp"),
     ],
 )
-def test_calibrated_noise_of_a_price_is_the_smallest(make_price, queries, accountant):
-    noise = calibrate_noise(make_price, queries, epsilon=1.0, delta=1e-5, accountant=accountant)
-    assert compute_epsilon(make_price(noise), queries, delta=1e-5, accountant=accountant) <= 1
-    assert compute_epsilon(make_price(noise * (1 - 1e-7)), queries, delta=1e-5, accountant=accountant) > 1
+def test_calibrated_noise_of_a_cost_is_the_smallest(make_cost, queries, accountant):
+    noise = calibrate_noise(make_cost, queries, epsilon=1.0, delta=1e-5, accountant=accountant)
+    assert compute_epsilon(make_cost(noise), queries, delta=1e-5, accountant=accountant) <= 1
+    assert compute_epsilon(make_cost(noise * (1 - 1e-7)), queries, delta=1e-5, accountant=accountant) > 1
 
 
 def test_published_noise():
-    assert calibrate_noise(GaussianNoisyMaxPrice, 286, epsilon=2, delta=1e-5) == pytest.approx(47.6850582, abs=6e-8)
+    assert calibrate_noise(GaussianNoisyMaxCost, 286, epsilon=2, delta=1e-5) == pytest.approx(47.6850582, abs=6e-8)
     # LZCW21 adds N(0, s1^2) to one of two counts, which is GNMax with sqrt(2) s1; its own formula gives s1 = 80.533.
-    sigma = calibrate_noise(GaussianNoisyMaxPrice, 293, epsilon=1, delta=1 / 39073)
+    sigma = calibrate_noise(GaussianNoisyMaxCost, 293, epsilon=1, delta=1 / 39073)
     assert sigma / math.sqrt(2) == pytest.approx(60.169, abs=6e-4)
 
 
@@ -84,8 +84,8 @@ def test_published_noise():
         (lambda: compute_epsilon(GNMAX, 1, delta=0), "delta=0"),
         (lambda: compute_epsilon(GNMAX, 1, delta=1e-5, accountant="rpd"), "accountant='rpd': must be one of best, gdp"),
         (lambda: compute_epsilon(LNMAX, 1, delta=1e-5, accountant="gdp"), "do not cover these mechanisms"),
-        (lambda: compute_epsilon(40.0, 1, delta=1e-5), "price=40.0"),
-        (lambda: calibrate_noise(GaussianNoisyMaxPrice, 1, epsilon=0, delta=1e-5), "epsilon=0"),
+        (lambda: compute_epsilon(40.0, 1, delta=1e-5), "cost=40.0"),
+        (lambda: calibrate_noise(GaussianNoisyMaxCost, 1, epsilon=0, delta=1e-5), "epsilon=0"),
     ],
 )
 def test_a_wrong_argument_is_named(wrong, message):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pate_torch.accounting import data_dependent, rdp
-from pate_torch.accounting.prices import (
-    ConfidentPrice,
-    ExponentialPrice,
-    GaussianNoisyMaxPrice,
-    LaplaceNoisyMaxPrice,
-    SparseVectorPrice,
+from pate_torch.accounting.costs import (
+    ConfidentCost,
+    ExponentialCost,
+    GaussianNoisyMaxCost,
+    LaplaceNoisyMaxCost,
+    SparseVectorCost,
 )
 from tests.accounting.exact_divergences import ROW, compute_divergences, compute_log_q, mp_theorem
 
@@ -40,7 +40,7 @@ def simulated(queries: int, classes: int = 10, teachers: int = 250, seed: int = 
 
 def theorem_rows(model, rows_UC, orders_A):
     """Forward Renyi cost of one query with each of these vote rows, [U, A], by the parts that ``compute_rdp`` sums."""
-    return sum(curve(log_q_U) for log_q_U, curve in data_dependent._make_price_terms(model, rows_UC, orders_A))
+    return sum(curve(log_q_U) for log_q_U, curve in data_dependent._make_cost_terms(model, rows_UC, orders_A))
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def mp_gnmax_of_q(q: mpmath.mpf, s: mpmath.mpf, a: mpmath.mpf) -> float:
     return float(min(independent, mp_theorem(q, s, a)))
 
 
-SIGMA_40, SOME = GaussianNoisyMaxPrice(sigma=40), [240, 5, 5] + 7 * [0]
+SIGMA_40, SOME = GaussianNoisyMaxCost(sigma=40), [240, 5, 5] + 7 * [0]
 GNMAX_CURVE = {2: 3.5689319957e-5, 10: 5.3203246781e-5, 20: 1.1461160803e-4, 50: 3.4677719177e-3}
 LNMAX_CURVE = {2: 4.3006433690e-5, 10: 5.4651568595e-5, 20: 8.2629960760e-5, 50: 5.6966699904e-4}
 
@@ -77,8 +77,8 @@ LNMAX_CURVE = {2: 4.3006433690e-5, 10: 5.4651568595e-5, 20: 8.2629960760e-5, 50:
         (SIGMA_40, ROW, -9.119733711451717, GNMAX_CURVE),
         (SIGMA_40, SOME, -9.1154664087313, {2: 3.58329057277e-5, 8: 4.75095163021e-5, 32: 4.01404692596e-4}),
         (SIGMA_40, [200, 50] + 8 * [0], -5.1791523112596, {8: 0.00165488418923, 32: 0.00617548466484}),
-        (GaussianNoisyMaxPrice(sigma=20), [250] + 9 * [0], -39.975783151575, {2: 7.67668387478e-18}),
-        (LaplaceNoisyMaxPrice(scale=20), ROW, -8.495128803091019, LNMAX_CURVE),
+        (GaussianNoisyMaxCost(sigma=20), [250] + 9 * [0], -39.975783151575, {2: 7.67668387478e-18}),
+        (LaplaceNoisyMaxCost(scale=20), ROW, -8.495128803091019, LNMAX_CURVE),
     ],
 )
 def test_published_values(model, row, log_q, curve):
@@ -96,26 +96,26 @@ def test_epsilon_of_votes():
 
 
 @pytest.mark.parametrize(
-    "price",
+    "cost",
     [
-        GaussianNoisyMaxPrice(40, discrete=True),
-        LaplaceNoisyMaxPrice(40, discrete=True),
-        ConfidentPrice(40, screen_sigma=150),
-        ConfidentPrice(40, screen_sigma=150, threshold=200, max_answers=10),
-        ConfidentPrice(40, screen_sigma=150, threshold=200, discrete=True),
-        SparseVectorPrice(40, max_failures=1, failure_delta=1e-6, num_tests=1),
+        GaussianNoisyMaxCost(40, discrete=True),
+        LaplaceNoisyMaxCost(40, discrete=True),
+        ConfidentCost(40, screen_sigma=150),
+        ConfidentCost(40, screen_sigma=150, threshold=200, max_answers=10),
+        ConfidentCost(40, screen_sigma=150, threshold=200, discrete=True),
+        SparseVectorCost(40, max_failures=1, failure_delta=1e-6, num_tests=1),
     ],
     ids=str,
 )
-def test_prices_without_a_theorem_are_refused(price):
+def test_costs_without_a_theorem_are_refused(cost):
     with pytest.raises(ValueError, match="has no data-dependent cost"):
-        data_dependent.compute_data_dependent_epsilon([SOME], price, delta=1e-5)
+        data_dependent.compute_data_dependent_epsilon([SOME], cost, delta=1e-5)
 
 
 @pytest.mark.parametrize("sigma", [0.7, 40])
 def test_gnmax_against_mpmath_row_by_row(sigma):
     votes = np.concatenate([simulated(8), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
-    fast = theorem_rows(GaussianNoisyMaxPrice(sigma=sigma), data_dependent.group_votes(votes)[0], ORDERS)
+    fast = theorem_rows(GaussianNoisyMaxCost(sigma=sigma), data_dependent.group_votes(votes)[0], ORDERS)
     loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in data_dependent.group_votes(votes)[0]]
     assert fast == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
@@ -123,7 +123,7 @@ def test_gnmax_against_mpmath_row_by_row(sigma):
 def test_a_release_is_the_sum_over_its_queries_in_any_order_of_classes():
     votes = np.concatenate([simulated(50), [ROW, ROW, ROW]])
     shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)
-    for model in (SIGMA_40, LaplaceNoisyMaxPrice(scale=20), ExponentialPrice(rate=0.1)):
+    for model in (SIGMA_40, LaplaceNoisyMaxCost(scale=20), ExponentialCost(rate=0.1)):
         one_by_one = sum(data_dependent.compute_rdp(model, row[None], ORDERS) for row in votes)
         assert data_dependent.compute_rdp(model, shuffled, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
 
@@ -137,8 +137,8 @@ def test_the_popular_region_of_theorem_3_is_wrong():
     base = (1 - q) / (1 - math.exp(epsilon) * q)
     formula = math.log((1 - q) * base ** (order - 1) + q * math.exp(epsilon * (order - 1))) / (order - 1)
     assert formula < true
-    price = data_dependent.compute_pate2017_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
-    assert price == epsilon > true
+    cost = data_dependent.compute_pate2017_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
+    assert cost == epsilon > true
 
 
 NO_COUNTS = [np.array(row) for row in ([[1.0, 2.0]], [[np.nan, 2.0]], [[True, False]])]
@@ -149,22 +149,22 @@ NO_COUNTS = [np.array(row) for row in ([[1.0, 2.0]], [[np.nan, 2.0]], [[True, Fa
 )
 def test_malformed_votes_are_refused(votes):
     with pytest.raises(ValueError, match="votes"):
-        data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=40), votes, [2.0])
+        data_dependent.compute_rdp(GaussianNoisyMaxCost(sigma=40), votes, [2.0])
 
 
 def test_integer_orders_do_not_overflow():
-    curve = data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=40), [ROW], list(range(2, 4000)))
+    curve = data_dependent.compute_rdp(GaussianNoisyMaxCost(sigma=40), [ROW], list(range(2, 4000)))
     assert (curve > 0).all() and (np.diff(curve) >= 0).all()
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        GaussianNoisyMaxPrice(sigma=3.0),
-        GaussianNoisyMaxPrice(sigma=0.6),
-        LaplaceNoisyMaxPrice(scale=1.5),
-        ExponentialPrice(rate=0.4),
-        ConfidentPrice(screen_sigma=1.5, threshold=4.0, sigma=2.0),
+        GaussianNoisyMaxCost(sigma=3.0),
+        GaussianNoisyMaxCost(sigma=0.6),
+        LaplaceNoisyMaxCost(scale=1.5),
+        ExponentialCost(rate=0.4),
+        ConfidentCost(screen_sigma=1.5, threshold=4.0, sigma=2.0),
     ],
     ids=str,
 )
@@ -172,14 +172,14 @@ def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(mo
     """The theorems bound one direction only; the data-independent cost bounds both."""
     rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6 and list(r) == sorted(r)[::-1]]
     orders = ORDERS[:6]
-    prices = theorem_rows(model, np.array(rows), orders)
+    costs = theorem_rows(model, np.array(rows), orders)
     cap = rdp.compute_curve(model.privacy_events(1), orders)
-    for row, price in zip(rows, prices, strict=True):
+    for row, cost in zip(rows, costs, strict=True):
         forward, two_sided = compute_divergences(model, row, orders)
-        assert (forward <= price * (1 + 1e-8) + 1e-11).all()
+        assert (forward <= cost * (1 + 1e-8) + 1e-11).all()
         assert (two_sided <= cap * (1 + 1e-8) + 1e-11).all()
 
 
 def test_the_two_sided_divergence_can_pass_the_theorem():
-    _, two_sided = compute_divergences(GaussianNoisyMaxPrice(sigma=3.0), (20, 0, 0), ORDERS)
-    assert (two_sided > 1.01 * data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma=3.0), [[20, 0, 0]], ORDERS)).any()
+    _, two_sided = compute_divergences(GaussianNoisyMaxCost(sigma=3.0), (20, 0, 0), ORDERS)
+    assert (two_sided > 1.01 * data_dependent.compute_rdp(GaussianNoisyMaxCost(sigma=3.0), [[20, 0, 0]], ORDERS)).any()

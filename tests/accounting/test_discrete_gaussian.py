@@ -1,4 +1,4 @@
-"""The price of discrete Gaussian noise, against exact laws: sums over all integers, and convolutions of shares."""
+"""The cost of discrete Gaussian noise, against exact laws: sums over all integers, and convolutions of shares."""
 
 import math
 
@@ -37,8 +37,8 @@ def compute_exact_delta(epsilon, shift, sigma):
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0])
-def test_the_price_covers_the_exact_delta_also_where_the_laws_differ(monkeypatch, epsilon):
-    """With so little noise the laws differ visibly; the delta of the price covers the difference at every epsilon."""
+def test_the_cost_covers_the_exact_delta_also_where_the_laws_differ(monkeypatch, epsilon):
+    """With so little noise the laws differ visibly; the delta of the cost covers the difference at every epsilon."""
     monkeypatch.setattr(discrete_gaussian, "_MAX_LAW_DELTA", 1.0)
     for sigma, shift in ((60.0, 30), (300.0, 100)):
         gaussian, failure = make_events(shift / sigma, sigma**2, numbers=1)
@@ -47,7 +47,7 @@ def test_the_price_covers_the_exact_delta_also_where_the_laws_differ(monkeypatch
         assert failure.delta > 6 * bound_log_ratio(sigma**2)
 
 
-def test_the_price_is_gaussian_with_a_small_delta_or_zcdp():
+def test_the_cost_is_gaussian_with_a_small_delta_or_zcdp():
     gaussian, failure = make_events(0.1, 1e18, numbers=1000, count=16)
     assert gaussian == GaussianEvent(mu=0.1 * (1 + 1e-12), count=16)
     assert isinstance(failure, DeltaEvent) and failure.count == 16 and 1e-60 < failure.delta < 1e-12

@@ -155,7 +155,7 @@ def test_the_order_after_a_sparse_vector_suits_gaussian_answers():
     assert filled.admits_release([PureDPEvent(epsilon=4.0)])
 
 
-def test_a_filter_is_never_below_the_fixed_price():
+def test_a_filter_is_never_below_the_fixed_cost():
     """What an adaptive account is charged covers what a fixed list of the same events would cost."""
     for event in (GaussianEvent(mu=0.3, count=2), LaplaceEvent(ratio=0.1, count=50), ZCDPEvent(rho=0.05, count=3)):
         events = [event]

@@ -33,7 +33,7 @@ def test_gaussian_epsilon_against_mpmath(mu):
             assert gdp.compute_mu(value, target) == pytest.approx(mu, rel=1e-8)
 
 
-def test_the_exact_gaussian_price_is_never_below_the_true_one():
+def test_the_exact_gaussian_cost_is_never_below_the_true_one():
     """By sixty digits: at epsilon the true delta is at most the target, and a few parts in 1e13 below it no more."""
     draw, below = np.random.default_rng(0), 0
     for mu, target in zip(10 ** draw.uniform(-2, 1.2, 60), 10 ** draw.uniform(-12, -1, 60), strict=True):
@@ -65,7 +65,7 @@ def test_a_pure_mechanism_is_dominated_by_its_gaussian_and_by_no_smaller(loss):
     )  # met at the vertex: no smaller mu
 
 
-def test_the_price_covers_a_real_release():
+def test_the_cost_covers_a_real_release():
     """Votes (5, 5) against (6, 4): the law of the released label is covered, and by 2/3 of mu it would not be."""
     sigma, root2 = 1.0, math.sqrt(2)
     wins = 0.5 * math.erfc(-2 / (root2 * sigma) / root2)  # the gap of 2 carries noise of deviation sqrt(2) sigma

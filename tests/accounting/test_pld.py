@@ -38,7 +38,7 @@ def test_pure_loss_distribution_is_exact_to_the_grid(loss, count):
 
 
 @pytest.mark.parametrize(("mu", "target"), [(0.1, 1e-6), (0.6, 1e-5), (2.0, 1e-8)])
-def test_gaussian_loss_distribution_meets_the_exact_price_from_above(mu, target):
+def test_gaussian_loss_distribution_meets_the_exact_cost_from_above(mu, target):
     exact = gdp.compute_epsilon(mu, target)
     assert exact <= pld.compute_epsilon([GaussianEvent(mu=mu / 2, count=4)], target) <= exact * 1.0001
 
@@ -51,8 +51,8 @@ def test_laplace_loss_distribution_of_one_is_exact():
 
 def test_loss_distribution_is_left_alone_where_it_cannot_be_trusted():
     assert pld.compute_epsilon([LaplaceEvent(ratio=0.1, count=1000)], 1e-14) == math.inf
-    assert not pld.can_price([ZCDPEvent(rho=0.1)])
-    assert not pld.can_price([LaplaceEvent(ratio=1.0, count=10**6), LaplaceEvent(ratio=1e-7)])
+    assert not pld.can_cost([ZCDPEvent(rho=0.1)])
+    assert not pld.can_cost([LaplaceEvent(ratio=1.0, count=10**6), LaplaceEvent(ratio=1e-7)])
     with pytest.raises(ValueError):
         pld.compute_epsilon([ZCDPEvent(rho=0.1)], 1e-5)
 
@@ -86,4 +86,4 @@ def test_a_run_of_dp_sgd_is_claimed_by_its_loss_distribution():
 
 def test_a_run_that_takes_too_long_is_left_to_renyi_divergences():
     mixed = [SampledGaussianEvent(rate=0.5, noise_multiplier=0.2, steps=5), LaplaceEvent(ratio=1e-4)]
-    assert not pld.can_price(mixed)
+    assert not pld.can_cost(mixed)

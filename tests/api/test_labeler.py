@@ -41,7 +41,7 @@ def make_vote_function(teachers):
     return count_votes
 
 
-def price(sigma, questions):
+def cost(sigma, questions):
     return pytest.approx(gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, DELTA), abs=1e-9)
 
 
@@ -101,10 +101,10 @@ def test_a_block_is_reserved_whole_and_settled_at_what_was_asked(make, used):
     labeler = make()
     assert labeler.epsilon == 0
     labeler.answer(points(1, 2, 3))
-    assert labeler.epsilon == price(10, 8)
+    assert labeler.epsilon == cost(10, 8)
     labeler.close()
-    assert used() == price(10, 3)
-    assert labeler.epsilon == price(10, 8)  # what it asked may follow from what it was told
+    assert used() == cost(10, 3)
+    assert labeler.epsilon == cost(10, 8)  # what it asked may follow from what it was told
 
 
 def test_blocks_follow_one_another_and_compose(make, ledger, used):
@@ -112,7 +112,7 @@ def test_blocks_follow_one_another_and_compose(make, ledger, used):
     for value in range(10):
         labeler.answer(points(value))
     labeler.close()
-    assert used() == price(10, 10) and labeler.epsilon == price(10, 12)
+    assert used() == cost(10, 10) and labeler.epsilon == cost(10, 12)
     assert ledger.get_account("line").num_releases == 3
 
 
@@ -135,7 +135,7 @@ def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
     labeler = make()
     labeler.answer(points(1, 2))
     labeler.answer(points(3))
-    assert states == [(price(10, 8), kind) for kind in ("reserve", "resume")]
+    assert states == [(cost(10, 8), kind) for kind in ("reserve", "resume")]
 
 
 def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
@@ -155,11 +155,11 @@ def test_an_interrupted_call_stays_charged_at_its_worst(make, used, monkeypatch)
             labeler.answer(points(2))
     labeler.close()
     again = make()
-    assert used() == price(10, 8)
+    assert used() == cost(10, 8)
     again.answer(points(2))
-    assert used() == price(10, 16)  # another block
+    assert used() == cost(10, 16)  # another block
     again.close()
-    assert used() == price(10, 9) and again.history.x[:, 0].tolist() == [1, 2]
+    assert used() == cost(10, 9) and again.history.x[:, 0].tolist() == [1, 2]
 
 
 def test_a_block_goes_on_after_a_restart(make, ledger, used):
@@ -171,18 +171,18 @@ def test_a_block_goes_on_after_a_restart(make, ledger, used):
     assert again.answer(points(1, -2)).tolist() == answers.tolist()
     assert len(ledger.read_entries()) == entries
     again.answer(points(3))
-    assert again.epsilon == price(10, 8)  # one block, reserved once
+    assert again.epsilon == cost(10, 8)  # one block, reserved once
     again.close()
-    assert used() == price(10, 3)
+    assert used() == cost(10, 3)
 
 
 def test_a_block_of_another_mechanism_is_settled_at_what_it_answered(make, ledger, used):
     labeler = make()
     labeler.answer(points(1, -2))
     labeler.close(settle=False)
-    assert used() == price(10, 8)
+    assert used() == cost(10, 8)
     again = make(mechanism=GNMax(sigma=20.0))
-    assert used() == price(10, 2)
+    assert used() == cost(10, 2)
     again.answer(points(3))
     assert ledger.get_account("line").num_releases == 1 and ledger.get_account("line").num_open == 1
 
@@ -198,7 +198,7 @@ def test_answers_that_are_not_whole_on_disk_are_charged_at_their_worst(make, use
     content = path.read_bytes()
     path.write_bytes(content[: content[:-1].rfind(b"\n") + 1] if cut == "line" else content[:-cut])
     assert make().history.x[:, 0].tolist() == [1]
-    assert used() == price(10, 8)
+    assert used() == cost(10, 8)
 
 
 def test_a_crash_between_commit_and_its_line_is_not_settled_twice(make, used, tmp_path):
@@ -209,7 +209,7 @@ def test_a_crash_between_commit_and_its_line_is_not_settled_twice(make, used, tm
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     make()
     assert json.loads(path.read_text().splitlines()[-1])["kind"] == "close"
-    assert used() == price(10, 1)
+    assert used() == cost(10, 1)
 
 
 def test_threads_get_right_answers_and_are_charged_each_question_once(make, ledger, used):
@@ -220,7 +220,7 @@ def test_threads_get_right_answers_and_are_charged_each_question_once(make, ledg
         answers = list(pool.map(lambda value: labeler.answer(torch.tensor([value])).item(), questions))
     assert answers == [int(value > 0) for value in questions] and len(labeler.history) == 20
     labeler.close()
-    assert used() == price(10, 20)
+    assert used() == cost(10, 20)
     ledger.verify()
     assert len(make().history) == 20
 
@@ -317,7 +317,7 @@ def test_the_sparse_vector_pays_for_a_block_once_and_its_sealed_threshold_goes_o
     assert not sealed.exists()
     assert count_events(ledger) == {"DeltaEvent": 1, "PureDPEvent": 1} and ledger.get_account("svt").num_open == 0
     (pure,) = (e.epsilon for e in ledger.get_account("svt").incurred_events if type(e).__name__ == "PureDPEvent")
-    assert pure == pytest.approx(2 / SPARSE.make_price(30).noise_scale)
+    assert pure == pytest.approx(2 / SPARSE.make_cost(30).noise_scale)
     for written in (tmp_path / "answers.jsonl", tmp_path / "ledger.sqlite"):
         assert repr(state["threshold"]).encode() not in written.read_bytes()
 
@@ -361,7 +361,7 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
     student = Supervised(network="logistic", steps=150, learning_rate=0.05, augment=None)
     labeler.publish(student, pool_x=points(7), min_answers=40)
     spent = ledger.get_account("line").guarantee.epsilon
-    assert spent == price(10, 40)
+    assert spent == cost(10, 40)
     assert labeler.answer(points(-9, 9)).tolist() == [0, 1]
     assert labeler.answer(torch.tensor([7.5])).item() == 1
     labeler.close()

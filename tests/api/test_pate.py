@@ -52,7 +52,7 @@ def finished(make):
     return pate
 
 
-def price(questions, sigma=2.5):
+def cost(questions, sigma=2.5):
     return pytest.approx(gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, DELTA), abs=1e-9)
 
 
@@ -75,14 +75,14 @@ def test_from_tensors_to_a_reported_student(make, teacher):
     pate = make(teacher=teacher, mechanism=GNMax(sigma=1.5), budget_epsilon=60.0)
     assert pate.epsilon == 0
     release = pate.fit_teachers(X, Y).label(POOL, num_queries=40)
-    assert pate.epsilon == price(40, 1.5)
+    assert pate.epsilon == cost(40, 1.5)
     assert float((release.label_Q == POOL_Y[release.query_Q]).float().mean()) > 0.8
     assert pate.report().record.student is None and not (pate.folder / "student.safetensors").exists()
     student = pate.fit_student("supervised", steps=60)
     accuracy = float((student.predict(TEST) == TEST_Y).float().mean())
     assert accuracy > 0.8 and pate.report().evaluation.student_accuracy is None
     report = pate.report(TEST, TEST_Y, pool_y=POOL_Y)
-    assert report.claim.epsilon == report.claim.epsilon_charged == price(40, 1.5)
+    assert report.claim.epsilon == report.claim.epsilon_charged == cost(40, 1.5)
     assert report.evaluation.student_accuracy == pytest.approx(accuracy)
     assert report.evaluation.label_accuracy > 0.8 and report.record.student == "supervised"
     assert torch.equal(load_student(pate.folder).predict(TEST), student.predict(TEST))
@@ -131,7 +131,7 @@ def test_every_call_is_charged_in_one_account_and_shows_an_id_of_its_own(make, t
     again.label(TEST, num_queries=10)
     other = make(num_teachers=10, teacher=LogisticRegression()).fit_teachers(X, Y)
     other.label(POOL, num_queries=5)
-    assert len({release.id for release in releases}) == 3 and again.epsilon == other.epsilon == price(75)
+    assert len({release.id for release in releases}) == 3 and again.epsilon == other.epsilon == cost(75)
     records = [json.loads(file.read_text()) for file in first.home.glob("runs/*/*/*/release/release.json")]
     assert len({record["teachers_id"] for record in records}) == 5
     assert len(list((first.home / "teachers").glob("*/manifest.json"))) == num_stored
@@ -171,7 +171,7 @@ def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
     monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: pytest.fail("noise was drawn"))
     with pytest.raises(BudgetExceeded):
         pate.label(POOL, num_queries=40)
-    assert pate.epsilon == price(10)
+    assert pate.epsilon == cost(10)
     with pytest.raises(ValueError, match="budget_epsilon"):
         make("others", budget_epsilon=0.5).fit_teachers(X, Y).label(POOL, num_queries=40)
     assert make("others").account is None
@@ -292,7 +292,7 @@ def test_the_student_that_guides_rounds_is_small_and_can_be_chosen(make, monkeyp
     assert [(guide.network, guide.steps) for guide in guides] == [("mlp", 200)]
     pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student=Supervised(network="logistic", steps=4))
     assert [(guide.network, guide.steps) for guide in guides[1:]] == [("logistic", 4)] * 2
-    assert pate.epsilon == price(15)  # another guide asks other queries
+    assert pate.epsilon == cost(15)  # another guide asks other queries
 
 
 def test_the_owner_may_attack_the_student(finished):
@@ -315,5 +315,5 @@ def test_a_labeler_of_these_teachers(make, teacher):
     for _ in range(2):  # the second time for free, from the journal
         with pate.labeler(num_queries=10) as labeler:
             answers.append(labeler.answer(TEST[:6]).tolist())
-        assert pate.epsilon == price(10) and pate.account.ex_post_guarantee.epsilon == price(6)
+        assert pate.epsilon == cost(10) and pate.account.ex_post_guarantee.epsilon == cost(6)
     assert answers[0] == answers[1] and np.mean(answers[0] == TEST_Y[:6].numpy()) >= 0.5

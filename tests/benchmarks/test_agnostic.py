@@ -57,7 +57,7 @@ def test_relabel_draws_from_its_law():
     assert fit(list(counts.values()), squared / squared.sum()) < 1e-6
 
 
-def test_relabeling_multiplies_the_price_by_its_factor_at_most():
+def test_relabeling_multiplies_the_cost_by_its_factor_at_most():
     """A = randomized response on every record (e-DP): after relabel above e, at most e + 2 ln(1 + e^1/2), exactly."""
     epsilon, records_U, n = 0.5, universe(2), 3
     outputs = list(itertools.product(records_U, repeat=n))
@@ -117,8 +117,8 @@ def test_relabeling_leaves_delta_as_it_is():
 def test_no_epsilon_is_passed(epsilon, constants):
     """Where the whole sample is drawn, relabeling and epsilon* are all there is."""
     plan = plan_of(10_000, 50, epsilon=epsilon, constants=constants, resample=True)
-    assert plan.total_price[0] <= epsilon and plan.total_price[1] <= ASKED["delta"] * (1 + 1e-12)
-    assert plan.total_price[0] <= math.log(RELABEL_FACTOR) + plan.inner_price[0]
+    assert plan.total_cost[0] <= epsilon and plan.total_cost[1] <= ASKED["delta"] * (1 + 1e-12)
+    assert plan.total_cost[0] <= math.log(RELABEL_FACTOR) + plan.inner_cost[0]
 
 
 @pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-9])
@@ -127,10 +127,10 @@ def test_the_plan_adds_up_to_the_privacy_asked_for(delta, constants):
     """Each step of the proof, recomputed with scipy from the plan's own numbers."""
     n, m = 200_000, 50
     plan = plan_of(n, m, delta=delta, constants=constants, resample=True)
-    inner_epsilon, inner_delta = plan.inner_price
+    inner_epsilon, inner_delta = plan.inner_cost
     tail = float(binom.sf(plan.max_draws, plan.subset_size, 1 / plan.subset_size))
     assert tail <= inner_delta / 2 < binom.sf(plan.max_draws - 1, plan.subset_size, 1 / plan.subset_size)
-    hat_epsilon, hat_delta = plan.record_price
+    hat_epsilon, hat_delta = plan.record_cost
     mechanism = plan.mechanism
     pure = math.fsum(e.count * e.epsilon for e in mechanism.privacy_events(m) if isinstance(e, PureDPEvent))
     proved = [(mechanism.epsilon, mechanism.delta), (pure, mechanism.failure_delta)]
@@ -147,7 +147,7 @@ def test_the_plan_adds_up_to_the_privacy_asked_for(delta, constants):
         # NB20's own (looser) chain holds as well: e^(epsilon* + 3), 4 e delta.
         assert math.log1p(q * math.expm1(inner_epsilon + 3)) <= 1.0 and q * 4 * math.e * delta <= delta
     else:
-        assert plan.total_price == pytest.approx((1.0, delta), rel=1e-3) or inner_delta == 0.5
+        assert plan.total_cost == pytest.approx((1.0, delta), rel=1e-3) or inner_delta == 0.5
 
 
 def test_the_resampling_trap_at_delta_one_tenth():
@@ -158,7 +158,7 @@ def test_the_resampling_trap_at_delta_one_tenth():
     assert trap == pytest.approx(0.080, abs=5e-4) and trap > 0.05
     assert plan.max_draws == 3 > printed
     # The printed epsilon_hat, delta_hat do not add up to delta.
-    inner_epsilon = plan.inner_price[0]
+    inner_epsilon = plan.inner_cost[0]
     hat_epsilon = inner_epsilon / math.log(20)
     hat_delta = 0.1 / (2 * math.exp(inner_epsilon) * math.log(20))
     group = hat_delta * sum(math.exp(i * hat_epsilon) for i in range(printed))
@@ -184,7 +184,7 @@ def test_exact_delta_of_resampling_with_the_plan_and_with_the_trap():
             total += p * min(1.0, given + reveal)
         return total
 
-    assert excess(plan.inner_price[0], *plan.record_price) <= plan.inner_price[1]
+    assert excess(plan.inner_cost[0], *plan.record_cost) <= plan.inner_cost[1]
     often = math.log(2 / 0.1)
     assert excess(1.0, 1 / often, 0.1 / (2 * math.e * often)) < 0.1 < excess(1.0, 1.0, 0.0)
 
@@ -211,7 +211,7 @@ def test_what_the_accuracy_takes():
 
 def test_without_resampling_a_record_reaches_one_teacher():
     plan = plan_of(10**8, 50, resample=False)
-    assert plan.max_draws == 1 and (plan.mechanism.epsilon, plan.mechanism.delta) == plan.inner_price
+    assert plan.max_draws == 1 and (plan.mechanism.epsilon, plan.mechanism.delta) == plan.inner_cost
     assert plan.num_teachers < plan_of(10**8, 50).num_teachers / 4
     assert plan_of(10**8, 50).resample is True and plan_of(10**8, 50, constants="sharp").resample is False
 
@@ -265,7 +265,7 @@ def test_agprivcl_is_right_where_plain_voting_fails():
     assert plain.label_Q.tolist() == [1, 0, 0, 0]  # error 3/4
     noise = DryRunNoise(insecure_seed=0)
     answers = run_ag_priv_cl(VOTING_FAILS, sample, CORNERS, **asked, budget=noise, constants="sharp")
-    assert answers.events == plan.events and plan.total_price == pytest.approx((1.0, 1e-2), rel=1e-3)
+    assert answers.events == plan.events and plan.total_cost == pytest.approx((1.0, 1e-2), rel=1e-3)
     assert int((answers.label_Q != 1).sum()) == 2  # error 1/2, the best of the class
 
 
@@ -273,7 +273,7 @@ def test_agprivcl_is_right_where_plain_voting_fails():
 def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
     """On three corners a third of the teachers disagree, which is too close; two failures end the run."""
     spy, mechanism = Spy(), SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
-    teachers = 2 * mechanism.make_price(4).min_teachers
+    teachers = 2 * mechanism.make_cost(4).min_teachers
     asked = {"num_teachers": teachers, "mechanism": mechanism, "budget": spy}
     answers = run_sub_samp(VOTING_FAILS, always_one(10 * teachers), CORNERS, **asked)
     assert answers.label_Q.tolist() == [1, *[NO_ANSWER] * 3]
@@ -284,9 +284,9 @@ def test_sub_samp_pads_what_it_never_reached_and_charges_the_worst_case():
 def test_too_few_teachers_for_the_threshold_are_refused_before_a_charge():
     """One teacher fewer than the fewest that can pass; with so many, a unanimous vote is above the threshold."""
     spy, mechanism = Spy(), SparseVector(epsilon=0.5, delta=1e-3, max_failures=2)
-    fewest = mechanism.make_price(4).min_teachers
+    fewest = mechanism.make_cost(4).min_teachers
     distance = math.ceil(fewest / 2) - 1  # of a unanimous vote
-    assert distance - 1 <= mechanism.make_price(4).threshold < distance
+    assert distance - 1 <= mechanism.make_cost(4).threshold < distance
     asked = {"mechanism": mechanism, "budget": spy}
     with pytest.raises(ValueError, match=rf"num_teachers={fewest - 1}: must be at least {fewest}"):
         run_sub_samp(VOTING_FAILS, always_one(4000), CORNERS, num_teachers=fewest - 1, **asked)
@@ -306,11 +306,11 @@ def test_too_few_teachers_for_the_threshold_are_refused_before_a_charge():
 def test_agprivcl_charges_what_is_proved_before_it_draws(resample):
     spy, run = Spy(), {"epsilon": 0.5, "delta": 1e-3, "alpha": 0.2, "beta": 0.2, "resample": resample}
     n = 400_000 if resample else 100_000
-    run |= {"asked_teachers": plan_of(n, 4, VOTING_FAILS.vc_dimension, **run).mechanism.make_price(4).min_teachers}
+    run |= {"asked_teachers": plan_of(n, 4, VOTING_FAILS.vc_dimension, **run).mechanism.make_cost(4).min_teachers}
     run_ag_priv_cl(VOTING_FAILS, always_one(n), CORNERS, **run, budget=spy)
     plan = plan_of(n, 4, VOTING_FAILS.vc_dimension, **run)
     assert charges_first(spy) and spy.charged == plan.events
-    proved = plan.total_price
+    proved = plan.total_cost
     assert 0 < proved[0] < 0.2 * 0.5 and 0 < proved[1] < 0.02 * 1e-3  # printed constants: a fraction of what was asked
 
 

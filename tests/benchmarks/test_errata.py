@@ -51,7 +51,7 @@ def test_the_tsybakov_condition_is_about_the_distance_from_one_half():
 
 def test_stable_queries_are_the_ones_answered():
     """Theorem 2's proof needs 'distance 0 is seldom answered'; with bottom and top swapped it is answered always."""
-    plan = SparseVector(epsilon=1.0, delta=1e-5, max_failures=5).make_price(100)
+    plan = SparseVector(epsilon=1.0, delta=1e-5, max_failures=5).make_cost(100)
 
     def passes(threshold_noise):  # of a query at distance 0, given the noise on the threshold
         return stats.laplace(scale=2 * plan.noise_scale).sf(plan.threshold + threshold_noise)
@@ -74,7 +74,7 @@ def test_high_margin_is_the_small_probability_of_a_small_margin():
     assert not mechanism.release(votes, DryRunNoise(), context).answered_Q.any()
 
 
-def test_a_threshold_without_fresh_noise_has_no_price():
+def test_a_threshold_without_fresh_noise_has_no_cost():
     """Algorithm 6 prints w + 1 after a failure. Then the passes of m queries tell e^(m/(2 lambda)), whatever T."""
     scale, T, m, w = 10.0, 2, 100, 50.0
     noise = stats.laplace(scale=2 * scale)
@@ -82,7 +82,7 @@ def test_a_threshold_without_fresh_noise_has_no_price():
     assert loss == pytest.approx(m / (2 * scale)) and loss > T * 2 / scale
 
 
-def test_a_first_threshold_without_noise_has_no_price():
+def test_a_first_threshold_without_noise_has_no_cost():
     """BTT18 Algorithms 6 and 8 draw the threshold after a failure only: until then m passes tell m/(2 lambda)."""
     scale, m, w = 10.0, 100, 50.0
     noise = stats.laplace(scale=2 * scale)
@@ -97,11 +97,11 @@ def test_the_noise_of_soft_labels_needs_no_second_half_of_delta(epsilon, delta, 
     by_the_proof = math.sqrt(32 * (2 * T) * math.log(2 / (delta / 2))) / epsilon  # Algorithm 3 at 2T and delta/2
     assert by_the_proof > 1.01 * printed
 
-    def price(noise_scale):
+    def cost(noise_scale):
         block = 2 / noise_scale
         return block * math.sqrt(2 * 2 * T * math.log(1 / (delta / 2))) + 2 * T * block * math.expm1(block)
 
-    assert price(printed) <= epsilon < price(printed / 2.2)
+    assert cost(printed) <= epsilon < cost(printed / 2.2)
 
 
 def test_the_vote_dimension_bounds_what_votes_can_shatter():

@@ -65,7 +65,7 @@ def winners_law(errors_FM, epsilon):
     return (pair * weight[:, None]).sum(1) + (pair * weight[None]).sum(0)
 
 
-def test_boosting_keeps_the_price_of_a_bounded_range_but_not_the_range():
+def test_boosting_keeps_the_cost_of_a_bounded_range_but_not_the_range():
     """One record of the last fold, which moves the errors of two candidates up and of one down.
 
     Averaged over the winners, log ratios span 1.7 epsilon: the output's law has no range of epsilon. No Renyi
@@ -105,21 +105,21 @@ def test_the_plan_adds_up_to_what_is_asked(epsilon, delta, m):
     n = 200_000
     plan = plan_relabeled(n, m, epsilon=epsilon, delta=delta)
     mu = math.sqrt(2 * m) / plan.sigma
-    e = plan.inner_price[0]
+    e = plan.inner_cost[0]
     curve = norm.cdf(-e / mu + mu / 2) - math.exp(e) * norm.cdf(-e / mu - mu / 2)
-    assert curve == pytest.approx(plan.inner_price[1], rel=1e-6)
+    assert curve == pytest.approx(plan.inner_cost[1], rel=1e-6)
     share = plan.subset_size / n
-    assert math.log1p(share * (RELABEL_FACTOR * math.exp(e) - 1)) == pytest.approx(plan.total_price[0])
-    assert plan.total_price[0] <= epsilon and share * plan.inner_price[1] <= delta * (1 + 1e-9)
-    assert plan.total_price[0] > 0.999 * epsilon
+    assert math.log1p(share * (RELABEL_FACTOR * math.exp(e) - 1)) == pytest.approx(plan.total_cost[0])
+    assert plan.total_cost[0] <= epsilon and share * plan.inner_cost[1] <= delta * (1 + 1e-9)
+    assert plan.total_cost[0] > 0.999 * epsilon
     assert plan.num_teachers == plan.subset_size // 30
 
 
-def test_no_rounding_puts_the_price_above_what_was_asked():
+def test_no_rounding_puts_the_cost_above_what_was_asked():
     """From sub-samples that leave nothing for the votes to those that leave nearly all."""
     for n, epsilon, delta in itertools.product((3000, 6499, 10**6, 10**9), (0.1, 0.5, 1.0, 4.0), (1e-9, 1e-4)):
         plan = plan_relabeled(n, 50, epsilon=epsilon, delta=delta, shard=10)
-        assert 0 < plan.total_price[0] <= epsilon and 0 < plan.total_price[1] <= delta
+        assert 0 < plan.total_cost[0] <= epsilon and 0 < plan.total_cost[1] <= delta
 
 
 @functools.cache
@@ -144,7 +144,7 @@ def law_of(records, size, teachers, sigma):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_price_holds_exactly_over_every_neighbor_of_a_small_world(size):
+def test_the_cost_holds_exactly_over_every_neighbor_of_a_small_world(size):
     """Two points, four records, a teacher for each that is drawn: no hockey-stick above the total's delta.
 
     Without sub-sampling a tenth of the last total epsilon is passed, so the test can tell.
@@ -209,7 +209,7 @@ def test_unvprivcl_gives_its_first_stage_what_it_takes_to_answer_or_charges_noth
         assert spy.charged == chosen.events
         shares.append(1 - chosen.events[-1].eta / epsilon)
         plan = AgPrivClPlan(n=4000, num_queries=4, vc_dimension=1, epsilon=shares[-1] * epsilon, **run)
-        assert plan.num_teachers >= plan.mechanism.make_price(4).min_teachers
+        assert plan.num_teachers >= plan.mechanism.make_cost(4).min_teachers
     assert shares == sorted(shares, reverse=True)
     assert {round(share, 3) for share in shares} >= {1.0, 0.75, 0.5}
 

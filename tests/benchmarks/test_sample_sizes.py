@@ -21,8 +21,8 @@ ASKED = {"epsilon": 1.0, "delta": 1e-5}
 def test_half_of_a_tight_size_is_too_little():
     """BTT18 Lemma 5.13: 2k/3 scores in one bin lead by k/3, which is a distance of k/6 - 1."""
     mechanism, beta, runs = SoftSparseVector(**ASKED, max_failures=5, bins=10), 0.1, 40
-    price = mechanism.make_price(8)
-    promised = sizes.btt18_lemma_5_13(price.noise_scale, price.threshold, beta=beta)
+    cost = mechanism.make_cost(8)
+    promised = sizes.btt18_lemma_5_13(cost.noise_scale, cost.threshold, beta=beta)
 
     def count_right(teachers):
         teachers = 3 * math.ceil(teachers / 3)
@@ -58,12 +58,12 @@ def test_proposition_18_holds_in_simulation_with_the_fewest_teachers_its_proof_a
     """Margins exactly xi on all queries: with K all are answered; with half of it they are not."""
     m, xi, gamma, delta = 300, 0.25, 0.05, ASKED["delta"]
     T, K = compute_proposition_18(m, nu=0.01, xi=xi, **ASKED, gamma=gamma)
-    price = SparseVector(**ASKED, failure_delta=delta / 2, max_failures=T).make_price(m)
-    scale, L = price.noise_scale, math.log(3 * m / gamma)
+    cost = SparseVector(**ASKED, failure_delta=delta / 2, max_failures=T).make_cost(m)
+    scale, L = cost.noise_scale, math.log(3 * m / gamma)
     noise_bound = scale * math.log(3 * T / gamma) + 2 * scale * L
 
     def spare(teachers):
-        return (2 * teachers * xi - math.sqrt(2 * teachers * L)) / 2 - 1 - price.threshold - noise_bound
+        return (2 * teachers * xi - math.sqrt(2 * teachers * L)) / 2 - 1 - cost.threshold - noise_bound
 
     assert spare(K - 1) < 0 <= spare(K)
     mechanism = SparseVector(**ASKED, max_failures=T)

@@ -9,7 +9,7 @@ from scipy import special
 
 from benchmarks.theory.smooth_sensitivity import QueryCost, compute_publication_rdp, compute_smooth_sensitivity
 from pate_torch.accounting import data_dependent
-from pate_torch.accounting.prices import GaussianNoisyMaxPrice
+from pate_torch.accounting.costs import GaussianNoisyMaxCost
 from tests.accounting.exact_divergences import ROW
 
 
@@ -70,11 +70,11 @@ def test_sensitivities_bound_what_every_histogram_changes_by(sigma, order):
     distance_RR = np.abs(rows_RC[:, None] - rows_RC[None]).sum(2) // 2
     sorted_RC = np.sort(rows_RC, axis=1)[:, ::-1]
     gaps_RC = sorted_RC[:, :1] - sorted_RC[:, 1:]
-    price_R = cost(data_dependent.compute_log_q(gaps_RC, data_dependent.make_gnmax_log_tail(sigma)))
-    theorem_R = [data_dependent.compute_rdp(GaussianNoisyMaxPrice(sigma), [row], [order])[0] for row in rows_RC]
-    assert (price_R >= np.array(theorem_R) * (1 - 1e-12)).all()
+    cost_R = cost(data_dependent.compute_log_q(gaps_RC, data_dependent.make_gnmax_log_tail(sigma)))
+    theorem_R = [data_dependent.compute_rdp(GaussianNoisyMaxCost(sigma), [row], [order])[0] for row in rows_RC]
+    assert (cost_R >= np.array(theorem_R) * (1 - 1e-12)).all()
     bound_RD = np.array([cost.compute_local_sensitivity(row) for row in rows_RC])
-    change_RR = np.abs(price_R[:, None] - price_R[None])
+    change_RR = np.abs(cost_R[:, None] - cost_R[None])
     true_R = np.where(distance_RR == 1, change_RR, 0).max(1)
     within_RD = np.stack([np.where(distance_RR <= d, true_R, 0).max(1) for d in range(10)], axis=1)
     assert cost.has_proved_sensitivity() and (bound_RD >= within_RD * (1 - 1e-9)).all()

@@ -43,7 +43,7 @@ def spent(home):
         return {account.name: account.guarantee.epsilon for account in ledger.list_accounts()}
 
 
-def price(questions, sigma=8):
+def cost(questions, sigma=8):
     return pytest.approx(gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, 1e-5), abs=1e-9)
 
 
@@ -53,7 +53,7 @@ def test_every_row_is_answered_and_priced(home, capsys):
     assert "Guarantee" in said.out and not said.err  # quiet is about progress: what a release costs is always shown
     [folder] = folders(home)
     found = summary(folder)
-    assert found["epsilon"] == found["epsilon_charged"] == price(P)
+    assert found["epsilon"] == found["epsilon_charged"] == cost(P)
     assert (found["student"], found["num_teachers"], found["queries_asked"]) == (None, K, P)
     assert (found["adjacency"], found["unit"], found["private"]) == ("add_remove", "record", True)
     rows = list(csv.DictReader((folder / "labels.csv").read_text().splitlines()))
@@ -61,7 +61,7 @@ def test_every_row_is_answered_and_priced(home, capsys):
     right = sum(int(row["label"]) == i % C for i, row in enumerate(rows))
     assert right > 0.8 * P  # about 40 votes in front, noise of 8
     assert "student.safetensors" not in (folder / "README.md").read_text()
-    assert spent(home) == {"hospitals": price(P)}
+    assert spent(home) == {"hospitals": cost(P)}
 
 
 def test_only_the_first_questions(home):
@@ -69,7 +69,7 @@ def test_only_the_first_questions(home):
     rows = list(csv.DictReader((folders(home)[0] / "labels.csv").read_text().splitlines()))
     assert [int(row["query"]) for row in rows] == list(range(10))
     assert {row["class"] for row in rows} <= {"cat", "dog", "cow"}
-    assert spent(home) == {"hospitals": price(10)}
+    assert spent(home) == {"hospitals": cost(10)}
 
 
 def test_the_same_votes_are_charged_again_and_no_id_repeats(home):
@@ -77,7 +77,7 @@ def test_the_same_votes_are_charged_again_and_no_id_repeats(home):
     assert run(home) == run(home) == 0
     one, two = map(summary, folders(home))
     assert one["release_id"] != two["release_id"] and one["teachers_id"] != two["teachers_id"]
-    assert spent(home) == {"hospitals": price(2 * P)}
+    assert spent(home) == {"hospitals": cost(2 * P)}
 
 
 def test_the_noise_can_be_calibrated(home):
@@ -117,8 +117,8 @@ def test_the_charge_stands_before_the_noise_and_stays_when_interrupted(home, mon
 
     monkeypatch.setattr(NoiseSource, "draw_gaussian", interrupted)
     assert run(home) == 130
-    assert seen == [{"hospitals": price(P)}]
-    assert spent(home) == {"hospitals": price(P)}
+    assert seen == [{"hospitals": cost(P)}]
+    assert spent(home) == {"hospitals": cost(P)}
     assert folders(home) == []
 
 

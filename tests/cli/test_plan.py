@@ -109,7 +109,7 @@ def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
     assert choice.problem is None and choice.lead is not None
 
 
-def test_gradients_at_the_same_price_are_suggested_as_settings_that_can_be_planned():
+def test_gradients_at_the_same_cost_are_suggested_as_settings_that_can_be_planned():
     csv = ("dataset=csv", "dataset.nominal_size=3000", "dataset.classes=[a,b,c,d]")
     report = plan(*csv, "teachers=24", "mechanism.sigma=20")
     (teachers,) = report.choices

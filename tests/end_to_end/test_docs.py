@@ -330,7 +330,7 @@ def test_pictures_are_small_and_used():
         assert picture.resolve() in used, f"{picture.name} is on no page"
 
 
-def test_the_table_of_prices_is_right():
+def test_the_table_of_costs_is_right():
     what, page = "epsilon of gaussian at delta 1e-5", ROOT / "docs" / "howto" / "settings.md"
     head, *rows = table(page, what)
     sigmas = [float(cell.removeprefix("sigma = ")) for cell in head[1:]]

@@ -28,7 +28,7 @@ def method_of(**options):
     return HypothesisMethod(algorithm_name="sspp", options=LearnOptions(**options), delta=1e-5, below_guarantee=True)
 
 
-def test_the_price_follows_from_the_number_of_records_alone():
+def test_the_cost_follows_from_the_number_of_records_alone():
     """Other records, as many: the same cost; a class fewer: other shares."""
     generator, quoted = np.random.default_rng(0), []
     for classes in (3, 3, 2):

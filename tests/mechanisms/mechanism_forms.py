@@ -45,8 +45,8 @@ def num_classes(name: str) -> int:
 
 def num_teachers(mechanism, queries: int, rounds: int) -> int:
     """Enough for the mechanism to answer some queries and refuse others."""
-    if hasattr(mechanism, "make_price"):
-        return 2 * mechanism.make_price(queries).min_teachers
+    if hasattr(mechanism, "make_cost"):
+        return 2 * mechanism.make_cost(queries).min_teachers
     if mechanism.name == "single_stable":
         return 2 * math.ceil(2 * mechanism.threshold)
     return 20

@@ -23,7 +23,7 @@ def test_gumbel_max_stays_in_log_space():
 
 
 @pytest.mark.parametrize("adjacency,steps", [("replace_one", (-1, 0, 1)), ("add_remove", (0, 1))])
-def test_selection_prices_both_adjacencies_exactly(monkeypatch, adjacency, steps):
+def test_selection_costs_both_adjacencies_exactly(monkeypatch, adjacency, steps):
     epsilon, base = 0.9, np.array([5, 9, 7])
     monkeypatch.setattr(
         exponential, "draw_gumbel_max", lambda u, rate, noise: np.exp(compute_log_probabilities(u, rate))

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from pate_torch.accounting import (
-    ConfidentPrice,
-    GaussianNoisyMaxPrice,
-    LaplaceNoisyMaxPrice,
+    ConfidentCost,
+    GaussianNoisyMaxCost,
+    LaplaceNoisyMaxCost,
     rdp,
 )
 from pate_torch.accounting.accountant import compute_total_rho
+from pate_torch.accounting.costs import ExponentialCost
 from pate_torch.accounting.events import (
     BoundedRangeEvent,
     DeltaEvent,
@@ -22,7 +23,6 @@ from pate_torch.accounting.events import (
     PureDPEvent,
     ZCDPEvent,
 )
-from pate_torch.accounting.prices import ExponentialPrice
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import Votes
@@ -93,10 +93,10 @@ def test_bad_values_are_refused_by_name(name):
 def test_outcome_model_only_where_the_law_is_known(name, noise):
     model = build(name, noise).make_outcome_model()
     known = {
-        "gaussian": GaussianNoisyMaxPrice,
-        "laplace": LaplaceNoisyMaxPrice,
-        "exponential": ExponentialPrice,
-        "confident": ConfidentPrice,
+        "gaussian": GaussianNoisyMaxCost,
+        "laplace": LaplaceNoisyMaxCost,
+        "exponential": ExponentialCost,
+        "confident": ConfidentCost,
     }
     assert (model and type(model)) == (known.get(name) if noise == "torch" else None)
 
@@ -150,7 +150,7 @@ TESTED = (LaplaceEvent(ratio=0.5, count=9), DeltaEvent(delta=1e-6, count=9))
         ("single_stable", "discrete", {"epsilon": 0.5, "delta": 1e-6}, (PureDPEvent(epsilon=0.5, count=9), TESTED[1])),
     ],
 )
-def test_prices_of_nine_questions(name, noise, options, expected):
+def test_costs_of_nine_questions(name, noise, options, expected):
     assert build(name, noise, **options).privacy_events(9) == expected
 
 
@@ -245,7 +245,7 @@ def test_answers_live_where_the_votes_do(name, noise):
 
 
 @pytest.mark.parametrize("name,noise", [f for f in FORMS if not is_about_stability(f[0])], ids=lambda value: value)
-def test_noise_too_small_for_a_price_is_refused(name, noise):
+def test_noise_too_small_for_a_cost_is_refused(name, noise):
     for key in {"sigma", "screen_sigma"} & {f.name for f in dataclasses.fields(build(name))}:
         assert math.isfinite(compute_total_rho(build(name, noise, **{key: 1e-12}).privacy_events(1000)))
         with pytest.raises(ValueError, match=f"mechanism.{key}=1e-200: must be at least 1e-12"):

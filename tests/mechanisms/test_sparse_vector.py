@@ -9,8 +9,8 @@ import torch
 from scipy import integrate, stats
 
 from pate_torch.accounting.accountant import compute_guarantee as accounted
+from pate_torch.accounting.costs import compute_min_teachers
 from pate_torch.accounting.events import DeltaEvent, PureDPEvent
-from pate_torch.accounting.prices import compute_min_teachers
 from pate_torch.mechanisms.sparse_vector import (
     DistanceToInstability,
     SparseVector,
@@ -74,7 +74,7 @@ def test_printed_distances_are_caught():
 @pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
 def test_calibration_spends_epsilon_and_delta(noise, epsilon, delta, blocks, tests):
     mechanism = stability(epsilon=epsilon, delta=delta, max_failures=blocks, noise=noise)
-    scale = mechanism.make_price(tests).noise_scale
+    scale = mechanism.make_cost(tests).noise_scale
     worst = mechanism.privacy_events(tests, 5)
     assert worst == (PureDPEvent(epsilon=2 / scale, count=blocks), DeltaEvent(delta=delta / 40))
     less_noise = (PureDPEvent(epsilon=2 / (0.999 * scale), count=blocks), worst[1])
@@ -84,10 +84,10 @@ def test_calibration_spends_epsilon_and_delta(noise, epsilon, delta, blocks, tes
 @pytest.mark.parametrize(("failures", "closed_form"), [(1, 953), (3, 1689), (20, 4529)])
 def test_fewer_teachers_are_needed_than_the_closed_form_asks_for(failures, closed_form):
     """At epsilon 1, delta 1e-5, 200 queries; with thresholds and tests bounded apart, the exact cost takes more."""
-    exact_price = {1: 191, 3: 581, 20: 3209}
-    needed = stability(max_failures=failures, failure_delta=5e-6).make_price(200).min_teachers
-    assert needed < exact_price[failures] < closed_form
-    assert needed < stability(max_failures=failures).make_price(200).min_teachers < 1.2 * needed
+    exact_cost = {1: 191, 3: 581, 20: 3209}
+    needed = stability(max_failures=failures, failure_delta=5e-6).make_cost(200).min_teachers
+    assert needed < exact_cost[failures] < closed_form
+    assert needed < stability(max_failures=failures).make_cost(200).min_teachers < 1.2 * needed
 
 
 @both_kinds
@@ -95,7 +95,7 @@ def test_unstable_queries_pass_within_their_share_of_delta(noise):
     """P(some query of distance 0 passes), exactly, against the failure probability, here delta/2."""
     for blocks, tests, delta in ((1, 1, 0.1), (2, 6, 0.4), (3, 8, 0.05)):
         terms = {"delta": delta, "failure_delta": delta / 2, "max_failures": blocks}
-        plan = stability(epsilon=8.0, **terms, noise=noise).make_price(tests)
+        plan = stability(epsilon=8.0, **terms, noise=noise).make_cost(tests)
         patterns = sparse_law([0] * tests, plan.threshold, plan.noise_scale, blocks, noise == "discrete")
         bad = sum(p for pattern, p in patterns.items() if any(pattern))
         assert bad <= delta / 2
@@ -112,7 +112,7 @@ def test_btt18_algorithm_6_lets_unstable_queries_pass():
 
     held = integrate.quad(none_passes, -40, 40, points=[-20, 0, 20], limit=400)[0]
     assert 0.02 < 1 - held < 0.05
-    ours = stability(delta=delta, max_failures=1).make_price(m)
+    ours = stability(delta=delta, max_failures=1).make_cost(m)
     assert ours.threshold / ours.noise_scale > 1.8 * w  # with 2 lambda, and the moving threshold allowed for
 
 
@@ -121,7 +121,7 @@ def test_number_of_teachers_is_exact_and_named():
         needed = compute_min_teachers(w)
         assert halved((needed, 0)) > w >= halved((needed - 1, 0))
     mechanism = stability()
-    plan = mechanism.make_price(1000)
+    plan = mechanism.make_cost(1000)
     assert 2000 < plan.min_teachers < 10_000
     with pytest.raises(
         ValueError, match=rf"{plan.min_teachers} .*lambda={plan.noise_scale:.1f} and w={plan.threshold:.1f}"
@@ -185,7 +185,7 @@ def test_stops_at_the_last_failure_allowed_not_after_it(noise, failures):
 def test_stability_is_the_papers_loop_in_any_rounds(noise, sizes, seed):
     """The papers' loop sees no rounds: a threshold is drawn for a failure, and for nothing else."""
     mechanism = stability(noise=noise, epsilon=10.0, max_failures=5)
-    plan = mechanism.make_price(60)
+    plan = mechanism.make_cost(60)
     votes, source = votes_about(plan.threshold, 60, seed), Recorder(noise)
     labels, tests, thresholds, incurred = [], [], [], ()
     for turn, query_Q in enumerate(torch.arange(60).split(sizes)):
@@ -260,7 +260,7 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
 
 def test_released_scores_are_bin_centers():
     mechanism = soft(delta=1e-12)  # which what is split passes with at most
-    teachers = 4 * mechanism.make_price(6).min_teachers
+    teachers = 4 * mechanism.make_cost(6).min_teachers
     scores = torch.tensor([0.1, 0.3, 0.6, 1.0, 0.0, 0.25]).repeat(teachers, 1)
     scores[::2, 5] = 0.2499  # split by an edge of the first bins, together in a shifted one
     votes = SoftVotes.from_scores(scores[..., None], mechanism.bins)
@@ -299,7 +299,7 @@ def soft_loop(first, second, noise_1, noise_2, thresholds, plan, max_failures: i
 @pytest.mark.parametrize("failures", [1, 7])
 def test_soft_stability_is_the_papers_loop(noise, seed, failures):
     mechanism = soft(noise=noise, epsilon=12.0, max_failures=failures, bins=3)
-    plan = mechanism.make_price(30)
+    plan = mechanism.make_cost(30)
     rng = np.random.default_rng(seed)
     teachers = 6 * round(plan.threshold)
     scores = np.zeros((teachers, 30))
@@ -362,8 +362,8 @@ def test_histograms_with_other_bins_than_the_mechanism_are_refused():
 def test_of_several_classes_every_score_is_asked_about_in_turn(noise, sizes):
     """Ten queries of three classes are thirty scores of the papers' loop, which may end in the middle of a query."""
     mechanism = soft(noise=noise, epsilon=12.0, max_failures=4, bins=3)
-    plan = mechanism.make_price(10, 3)
-    assert plan.threshold > mechanism.make_price(10, 2).threshold  # thirty tests, and not ten
+    plan = mechanism.make_cost(10, 3)
+    assert plan.threshold > mechanism.make_cost(10, 2).threshold  # thirty tests, and not ten
     rng = np.random.default_rng(1)
     teachers = 6 * round(plan.threshold)
     share = rng.choice([0.02, 0.02, 0.3], size=(10, 3))

@@ -130,11 +130,11 @@ def test_the_noise_is_the_smallest_by_loss_distributions():
         delta=1e-5,
         accountant="rdp",
     )
-    prices = [
+    costs = [
         pld.compute_epsilon([SampledGaussianEvent(rate=0.2, noise_multiplier=m, steps=20)], 1e-5)
         for m in (multiplier, multiplier * (1 - 1e-5))
     ]
-    assert prices[0] <= 1.5 < prices[1] and 0.88 < multiplier / by_renyi < 0.97
+    assert costs[0] <= 1.5 < costs[1] and 0.88 < multiplier / by_renyi < 0.97
 
 
 def prepared(data):

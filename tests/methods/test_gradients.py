@@ -251,8 +251,8 @@ def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
     assert mechanism.privacy_events(1) == mechanism.privacy_events(10_000) == (GaussianEvent(mu=moved / 5, count=3),)
     assert mechanism.privacy_events(50, rounds=2) == (GaussianEvent(mu=moved / 5, count=3),) * 2
     assert gradient_sums(adjacency=adjacency).sensitivity.l2 == mechanism.max_sensitivity.l2 == moved
-    price = accounting.compute_guarantee(mechanism.privacy_events(400, 2), 1e-5)
-    assert price.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
+    cost = accounting.compute_guarantee(mechanism.privacy_events(400, 2), 1e-5)
+    assert cost.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
 
 
 @pytest.mark.parametrize("cut", [1.0, 0.25])
@@ -276,7 +276,7 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
     assert has_this_scale_alone(lambda factor: fit(x, "gaussian", 2 * factor, False))
 
 
-def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
+def test_every_round_but_the_last_has_more_noise_and_the_cost_of_it():
     records = gradient_sums()
     mechanism = GradientDescent(sigma=2.0, adjacency="add_remove", steps=50, early_noise_multiplier=3.0)
     early, last = GaussianEvent(mu=1 / 6, count=50), GaussianEvent(mu=1 / 2, count=50)

@@ -247,14 +247,14 @@ CHEAPER = {
     ("name", "experiment"), [("gradients", "mnist_low_epsilon"), ("reverse_knn", "mnist_reverse_knn")]
 )
 @pytest.mark.parametrize("max_epsilon", [0.5, 0.1])
-def test_the_experiment_asks_in_rounds_below_its_price(name, experiment, max_epsilon, tmp_path):
+def test_the_experiment_asks_in_rounds_below_its_cost(name, experiment, max_epsilon, tmp_path):
     is_cheaper = max_epsilon < 0.5
     plan = configured(tmp_path, f"experiment={experiment}", *(CHEAPER[name] if is_cheaper else ()))
     method = plan.method
     assert plan.dataset.name == "mnist" and method.name == name and method.is_guided
     assert method.num_rounds == (2 if name == "gradients" or is_cheaper else 3)
-    price = accounting.compute_guarantee(method.privacy_events(), plan.privacy.delta)
-    assert 0.9 * max_epsilon < price.epsilon <= max_epsilon and price.route == "gdp"
+    cost = accounting.compute_guarantee(method.privacy_events(), plan.privacy.delta)
+    assert 0.9 * max_epsilon < cost.epsilon <= max_epsilon and cost.route == "gdp"
     if name == "gradients":  # what the rounds train is not trained again
         assert method.guide_student == dataclasses.replace(plan.student, publish="student")
         assert method.neighbors == (16 if is_cheaper else 0)

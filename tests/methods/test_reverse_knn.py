@@ -51,8 +51,8 @@ def test_a_round_costs_the_same_however_much_it_asks(adjacency, moved):
     (event,) = discrete.privacy_events(7, 2)
     assert isinstance(event, ZCDPEvent) and event.count == 2 and event.rho == pytest.approx(moved**2 / 50, rel=1e-12)
     assert table(adjacency=adjacency).sensitivity.l2 == mechanism.max_sensitivity.l2 == moved
-    price = accounting.compute_guarantee(mechanism.privacy_events(400, 2), 1e-5)
-    assert price.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) * moved / 5, 1e-5), rel=1e-9)
+    cost = accounting.compute_guarantee(mechanism.privacy_events(400, 2), 1e-5)
+    assert cost.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) * moved / 5, 1e-5), rel=1e-9)
 
 
 @pytest.mark.parametrize("noise", ["torch", "discrete"])

@@ -172,8 +172,8 @@ def votes_file(tmp_path):
 def test_a_run_on_brought_votes_is_charged_each_time_and_shows_none_of_them(plan, votes_file, capsys):
     pipeline.run(one := changed(plan, votes=votes_file))
     found = summary(one)
-    price = pytest.approx(gdp.compute_epsilon(math.sqrt(40) / 2, 1e-4), abs=1e-9)
-    assert found["epsilon"] == found["epsilon_charged"] == price
+    cost = pytest.approx(gdp.compute_epsilon(math.sqrt(40) / 2, 1e-4), abs=1e-9)
+    assert found["epsilon"] == found["epsilon_charged"] == cost
     assert (found["num_teachers"], len(found["teachers_id"])) == (20, 16) and found["student_accuracy"] > 0.8
     printed = capsys.readouterr().out
     for text in (printed, (one.folder / "release/report.html").read_text()):

@@ -75,7 +75,7 @@ def test_the_noise_costs_what_is_asked(method, epsilon):
     assert gdp.compute_epsilon(total_mu, 1e-5) == pytest.approx(epsilon, rel=1e-6)
 
 
-def test_no_price_depends_on_the_number_of_records():
+def test_no_cost_depends_on_the_number_of_records():
     """A declared number may be wrong, and a noisy one is known only after the cost was reserved."""
     for facts in (ROWS, IMAGES, ENCODED):
         assert choose_method(facts) == choose_method(replace(facts, num_records=None))

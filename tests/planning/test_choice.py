@@ -28,7 +28,7 @@ TERMS = {"delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
 STABLE = {"epsilon": 1.0, "delta": 1e-5, "max_failures": 20}
 
 
-def test_prices_and_counts_are_those_of_the_accounting_core():
+def test_costs_and_counts_are_those_of_the_accounting_core():
     mechanism = GNMax(sigma=40.0)
     choice = evaluate(mechanism=mechanism, budget_epsilon=2.0)
     assert choice.epsilon == accounting.compute_route_epsilons(mechanism.privacy_events(50), 1e-5)["gdp"]
@@ -93,7 +93,7 @@ def test_a_target_sets_the_noise_as_in_a_run():
 
 def test_stability_with_few_teachers_is_refused_with_the_number_it_takes():
     mechanism = SparseVector(**STABLE)
-    needed = mechanism.make_price(50).min_teachers
+    needed = mechanism.make_cost(50).min_teachers
     few, enough = (evaluate(mechanism=mechanism, num_teachers=teachers) for teachers in (250, 6000))
     with pytest.raises(ValueError) as refused:
         mechanism.check(num_queries=50, num_teachers=250, num_classes=10)

@@ -16,14 +16,14 @@ from tests import ROOT
 from tests.command_runs import train
 from tests.planning.plans import make_plan
 
-PRICE = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove"}
+COST = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove"}
 
 
 @pytest.mark.parametrize(("records", "public"), [(300, 500), (12_000, 500), (12_000, 80)])
 def test_a_suggestion_is_what_the_estimator_would_have_chosen(records, public):
-    descent = calibrate_gradients(**PRICE, num_records=records, num_public=public)
+    descent = calibrate_gradients(**COST, num_records=records, num_public=public)
     counts = {"num_records": records, "num_public": public, "num_classes": 4, "has_groups": False}
-    facts = autoconfig.PublicFacts(**PRICE, **counts, is_image=False, is_encoded=True)
+    facts = autoconfig.PublicFacts(**COST, **counts, is_image=False, is_encoded=True)
     config = autoconfig.choose_method(facts)
     mechanism, effective_dim = plan_descent(replace(config.mechanism, sigma=descent.mechanism.sigma), records, public)
     assert (mechanism, effective_dim) == (descent.mechanism, descent.effective_dim)  # but for the cost of the counts
@@ -33,7 +33,7 @@ def test_a_suggestion_is_what_the_estimator_would_have_chosen(records, public):
     assert ("HOW" in advice) != is_refused
     assert descent.is_noise_dominated == is_refused
     assert compute_guarantee(descent.mechanism.privacy_events(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
-    unknown = calibrate_gradients(**PRICE, num_records=None)
+    unknown = calibrate_gradients(**COST, num_records=None)
     assert "number is public)" in gradient_budget.suggest_gradients(unknown, "HOW")
     settings = gradient_budget.format_gradient_settings(make_plan(), descent, False, True)
     trains_itself = descent.needs_self_training(True)
@@ -45,14 +45,14 @@ def test_a_suggestion_is_what_the_estimator_would_have_chosen(records, public):
 
 
 def test_few_public_points_allow_few_directions_and_shorter_steps():
-    price = {**PRICE, "num_records": 12_000}
-    many, few = calibrate_gradients(**price, num_public=5000), calibrate_gradients(**price, num_public=80)
-    assert few.effective_dim == 8 < many.effective_dim == calibrate_gradients(**price).effective_dim
+    cost = {**COST, "num_records": 12_000}
+    many, few = calibrate_gradients(**cost, num_public=5000), calibrate_gradients(**cost, num_public=80)
+    assert few.effective_dim == 8 < many.effective_dim == calibrate_gradients(**cost).effective_dim
     assert few.mechanism.step_size == pytest.approx(2 * 9**0.5) and few.mechanism.sigma == many.mechanism.sigma
 
 
 @pytest.mark.slow(reason="trains teachers, then by gradients as it was told to")
-def test_a_run_whose_votes_are_outweighed_names_settings_of_the_same_price_that_run(tmp_path, monkeypatch):
+def test_a_run_whose_votes_are_outweighed_names_settings_of_the_same_cost_that_run(tmp_path, monkeypatch):
     few = [f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]", "dataset=glyphs", "dataset.private=3000",
            "dataset.public=60", "dataset.test=60", "dataset.num_classes=4",
            "num_teachers=12", "num_queries=6", "teacher.steps=5", "student=logistic", "baseline=false"]  # fmt: skip

@@ -301,7 +301,7 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
         if first.refused:
             return tally.refuse(first.refused)
         tally.accept(case, first)
-        faults = _prices(case, first, home) if case["route"] in ("train", "python", "votes") else []
+        faults = _costs(case, first, home) if case["route"] in ("train", "python", "votes") else []
         adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
         beside = worlds.neighbors(case["form"], case["unit"], adjacency, ROWS, home / "worlds", seed, classes(case))
         order = np.random.default_rng(seed).permutation(len(beside))
@@ -312,7 +312,7 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
     return tally.note(case, faults)
 
 
-def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
+def _costs(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     """What ``privacy_events`` asks, and what the ledger took, are at least what the values cost."""
     made = plan(case, ROWS, home / "costs")
     facts = DatasetFacts.from_dataset(made.dataset.load(), made.partition)

@@ -236,7 +236,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             )
             return (noise, ev.DeltaEvent(delta=mechanism.delta, count=count))
         case "SparseVector" | "SoftSparseVector":
-            scale = mechanism.make_price(queries).noise_scale
+            scale = mechanism.make_cost(queries).noise_scale
             return (
                 ev.PureDPEvent(epsilon=2 / scale, count=mechanism.max_failures),
                 ev.DeltaEvent(delta=mechanism.failure_delta),

@@ -55,7 +55,7 @@ def spent(ledger, name="svhn") -> float:
     return ledger.get_account(name).ex_post_guarantee.epsilon
 
 
-def price(questions) -> float:
+def cost(questions) -> float:
     return pytest.approx(gdp.compute_epsilon(0.1 * math.sqrt(questions), 1e-5), rel=1e-12)
 
 
@@ -211,11 +211,11 @@ def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspende
         if suspended:
             spending.suspend(STATE)
         raise error
-    assert spent(ledger) == price(9) and ledger.get_account("svhn").num_open == 1
+    assert spent(ledger) == cost(9) and ledger.get_account("svhn").num_open == 1
     refuses_to_go_on(ledger, spending.id)
     with pytest.raises(LedgerError, match="more than"), budget(ledger).spend([EACH], mechanism="m") as spending:
         spending.record_cost([EACH, EACH])
-    assert spent(ledger) == price(10) and ledger.get_account("svhn").num_open == 2
+    assert spent(ledger) == cost(10) and ledger.get_account("svhn").num_open == 2
 
 
 @pytest.mark.parametrize("incurred,paid", [((), 0), ((4,), 4), ((2, 3), 5), ((9,), 9), (None, 9)])
@@ -226,9 +226,9 @@ def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
             spending.record_cost([GaussianEvent(mu=0.1, count=count)])
         if incurred == ():
             spending.record_cost(())
-        assert spent(ledger) == price(9)  # all of it, for as long as noise may be drawn
-    assert spent(ledger) == (price(paid) if paid else 0)
-    assert ledger.get_account("svhn").guarantee.epsilon == price(9)
+        assert spent(ledger) == cost(9)  # all of it, for as long as noise may be drawn
+    assert spent(ledger) == (cost(paid) if paid else 0)
+    assert ledger.get_account("svhn").guarantee.epsilon == cost(9)
     (charge,) = ledger.get_charges("svhn").values()
     assert (charge.purpose, charge.run, charge.fingerprint, charge.is_committed) == ("a thing", "r", "f", True)
 
@@ -260,7 +260,7 @@ def test_a_library_that_draws_its_own_is_handed_none(ledger):
     paid = budget(ledger, account="other", kind="by opacus").spend([EACH], mechanism="m")
     with paid as spending, pytest.raises(RuntimeError, match="drawn by opacus"):
         _ = spending.noise
-    assert spent(ledger, "other") == price(1)
+    assert spent(ledger, "other") == cost(1)
 
 
 @pytest.mark.parametrize("seed,private", [(None, True), (3, False)])
@@ -389,7 +389,7 @@ def open_one(ledger) -> Spending:
 
 
 def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
-    assert spent(ledger) == price(9) and ledger.get_account("svhn").num_open == 1
+    assert spent(ledger) == cost(9) and ledger.get_account("svhn").num_open == 1
     with Ledger(path) as elsewhere, budget(elsewhere).resume(open_one.id, STATE) as spending:
         assert spending.incurred_events == (GaussianEvent(mu=0.1, count=2),) and spending.id == open_one.id
         spending.noise.draw_gaussian((1,), 1.0, CPU)
@@ -397,7 +397,7 @@ def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
         spending.suspend("later")
     with budget(ledger).resume(open_one.id, "later"):
         pass
-    assert spent(ledger) == price(3) and ledger.get_account("svhn").num_releases == 1
+    assert spent(ledger) == cost(3) and ledger.get_account("svhn").num_releases == 1
     kinds = [entry.kind for entry in ledger.read_entries("svhn")]
     assert kinds == ["open", "reserve", "record", "resume", "record", "resume", "commit"]
     assert ledger.verify()[0].num_releases == 1
@@ -431,7 +431,7 @@ def test_a_state_that_the_ledger_does_not_know_stays_spent(ledger, open_one, bef
         before(ledger, open_one)
     head = ledger.get_head()
     refuses_to_go_on(ledger, open_one.id, state)
-    assert ledger.get_head() == head and spent(ledger) == price(9)
+    assert ledger.get_head() == head and spent(ledger) == cost(9)
     ledger.verify()
 
 
@@ -441,7 +441,7 @@ def test_nothing_is_resumed_while_it_is_resumed(path, ledger, open_one):
         spending.suspend(STATE)
     with budget(ledger).resume(open_one.id, STATE):  # as it stood: nothing came of the other
         pass
-    assert spent(ledger) == price(2)
+    assert spent(ledger) == cost(2)
 
 
 def test_what_was_committed_or_never_suspended_is_not_resumed(ledger, open_one):
@@ -461,10 +461,10 @@ def test_nothing_goes_on_at_anothers_expense_or_on_other_terms(ledger, open_one,
     """The refusal does not use up the suspension."""
     ledger.open_account("other", budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise="torch")
     refuses_to_go_on(ledger, open_one.id, words="unit=" if "unit" in change else open_one.id, **change)
-    assert spent(ledger) == price(9) and spent(ledger, "other") == 0
+    assert spent(ledger) == cost(9) and spent(ledger, "other") == 0
     with budget(ledger).resume(open_one.id, STATE):
         pass
-    assert spent(ledger) == price(2)
+    assert spent(ledger) == cost(2)
 
 
 def forge(path: Path, *entries) -> None:
@@ -516,7 +516,7 @@ def test_of_two_processes_one_goes_on(path, ledger, open_one):
     go_on(str(path), open_one.id, barrier, done)
     other.join()
     assert other.exitcode == 0 and done.value == 1
-    assert spent(ledger) == price(3)
+    assert spent(ledger) == cost(3)
     ledger.verify()
 
 
@@ -596,7 +596,7 @@ def test_noise_whose_cost_is_not_recorded_is_charged_in_full(ledger, resumed):
     if resumed:
         with one.resume(spending.id, STATE) as again:
             again.noise.draw_gaussian((1,), 1.0, CPU)
-    assert spent(ledger) == price(4)
+    assert spent(ledger) == cost(4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -625,5 +625,5 @@ def test_the_cap_is_no_bound_once_seeded_noise_may_have_told_what_to_ask(ledger)
     with budget(ledger).spend([dataclasses.replace(EACH, count=60)], mechanism="m") as last:
         pass
     claim = ledger.make_claim("svhn", [first.id, last.id])
-    assert claim.guarantee.route == "gdp" and claim.guarantee.epsilon == price(120) and price(120).expected > 4.0
+    assert claim.guarantee.route == "gdp" and claim.guarantee.epsilon == cost(120) and cost(120).expected > 4.0
     assert ledger.get_account("svhn").guarantee is None

@@ -82,8 +82,8 @@ def assert_charged(home: Path) -> None:
         assert reservations(home) >= len({tuple(labels) for labels in found.values()})
         if found:
             asked = max(map(len, found.values()))
-            price = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(asked), 1e-4).epsilon
-            assert ledger.get_account("blobs").guarantee.epsilon >= price * (1 - 1e-9)
+            cost = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(asked), 1e-4).epsilon
+            assert ledger.get_account("blobs").guarantee.epsilon >= cost * (1 - 1e-9)
 
 
 def killed_then_run_again(processes, home, undisturbed, kill_at) -> None:
@@ -395,8 +395,8 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        price = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
-        assert ledger.get_account("blobs").guarantee.epsilon >= price * (1 - 1e-9)
+        cost = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
+        assert ledger.get_account("blobs").guarantee.epsilon >= cost * (1 - 1e-9)
 
 
 # ---- damaged, foreign and malicious files ----------------------------------------------------------------------------

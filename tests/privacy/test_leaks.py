@@ -350,8 +350,8 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
         assert charged[0].facts["events"] == record["incurred"]
     labels = next(iter(tmp_path.rglob("labels.csv"))).read_text().splitlines()
     answered = sum(int(row["label"]) >= 0 for row in csv.DictReader(labels))
-    price = {**record["incurred"][-1], "count": 0}  # of one answer; each round has events of its own
-    paid = sum(event["count"] for event in record["incurred"] if {**event, "count": 0} == price)
+    cost = {**record["incurred"][-1], "count": 0}  # of one answer; each round has events of its own
+    paid = sum(event["count"] for event in record["incurred"] if {**event, "count": 0} == cost)
     assert answered <= paid and len(labels) - 1 <= 5
 
 

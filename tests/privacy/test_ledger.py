@@ -518,7 +518,7 @@ def test_edits_behind_the_guards_show(written, edit):
 
 
 @BOTH
-def test_a_forged_price_shows_on_verify(path, ledger):
+def test_a_forged_cost_shows_on_verify(path, ledger):
     """A rewritten chain of correct hashes whose cost is differs from the cost of the events."""
     with ledger._chain.transaction():
         ledger._catch_up()
@@ -687,7 +687,7 @@ def test_verify_and_show(written, capsys):
     assert shown["head"] == verified["head"] == shown["entries"][-1]["hash"]
 
 
-def test_a_price_is_shown_rounded_up_with_the_delta_as_given(path, ledger, capsys):
+def test_a_cost_is_shown_rounded_up_with_the_delta_as_given(path, ledger, capsys):
     ledger.open_account("mnist", **{**TERMS, "delta": 2.5e-5}, planned_events=[GaussianEvent(mu=0.1)])
     ledger.reserve("mnist", [GaussianEvent(mu=0.1)], **FACTS)
     true = gdp.compute_epsilon(0.1, 2.5e-5)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pate_torch import session
-from pate_torch.accounting import GaussianNoisyMaxPrice
+from pate_torch.accounting import GaussianNoisyMaxCost
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.mechanisms import gradient_descent
 from pate_torch.methods.records import RecordMethod
@@ -165,9 +165,9 @@ def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
     assert "summary.json differs" in faults(case | {"partition": "add_remove"})
 
 
-def test_a_price_for_less_than_is_said_is_found(monkeypatch):
+def test_a_cost_for_less_than_is_said_is_found(monkeypatch):
     monkeypatch.setattr(
-        GaussianNoisyMaxPrice, "privacy_events", lambda self, count: (GaussianEvent(mu=1 / self.sigma, count=count),)
+        GaussianNoisyMaxCost, "privacy_events", lambda self, count: (GaussianEvent(mu=1 / self.sigma, count=count),)
     )
     assert "is due" in faults(TEACHERS | {"partition": "add_remove"})
 

@@ -89,7 +89,7 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
 @pytest.mark.parametrize(
     "event", [GaussianEvent(mu=30.0), LaplaceEvent(ratio=40.0), PureDPEvent(epsilon=50.0), BoundedRangeEvent(eta=60.0)]
 )
-def test_no_order_overflows_to_a_negative_price(event):
+def test_no_order_overflows_to_a_negative_cost(event):
     for orders in (np.array([2, 64, 10**6, 2**40]), np.array([1.0001, 1e9, 1e12])):
         values = rdp.compute_curve([dataclasses.replace(event, count=10**6)], orders)
         assert np.isfinite(values).all() and (values > 0).all() and (np.diff(values) >= 0).all()

@@ -131,7 +131,7 @@ WORDS = "abandon ability able about above absent absorb abstract absurd abuse ac
 TRUST = {
     **{"colluding": 1, "charter_sha256": "a" * 64, "fingerprint": f"{WORDS} {WORDS}", "max_sites_per_unit": 2},
     "sites": tuple({"name": name, "signing_key": 8 * f"{i}1234567"} for i, name in enumerate(("Anna", "B | *C*", "D"))),
-    "prices": tuple({"colluding": u, "epsilon": 2.4353597494239 + (u - 1) / 7, "route": "gdp"} for u in range(3)),
+    "costs": tuple({"colluding": u, "epsilon": 2.4353597494239 + (u - 1) / 7, "route": "gdp"} for u in range(3)),
     "rounds": tuple({"sha256": f"{slot}" * 64, "used": slot == 1} for slot in range(2)),
 }
 FORMS = {

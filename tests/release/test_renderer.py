@@ -64,15 +64,15 @@ def test_reports_are_as_they_were(form, request):
 # ---- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_file_of_a_run_that_is_not_private_says_so_and_names_no_price(tmp_path):
+def test_every_file_of_a_run_that_is_not_private_says_so_and_names_no_cost(tmp_path):
     write_release(tmp_path, demo(private=False, epsilon_ex_post=2.1234))
     texts = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
     assert set(texts) == {"summary.json", "privacy.json", "report.html", "README.md", "SHA256SUMS"}
     del texts["SHA256SUMS"]
     for name, text in texts.items():
         assert ('"private": false' if name == "summary.json" else "NOT PRIVATE") in text
-        prices = ("2.4353", "2.436", "2.9138", "2.914", "2.1234", "2.124", "1.35647", "4.000")
-        assert not any(price in text for price in prices) and not re.search(r"(ε|epsilon) *[=≤] *\d", text)
+        costs = ("2.4353", "2.436", "2.9138", "2.914", "2.1234", "2.124", "1.35647", "4.000")
+        assert not any(cost in text for cost in costs) and not re.search(r"(ε|epsilon) *[=≤] *\d", text)
 
 
 @pytest.mark.parametrize("changes", [*FORMS.values(), {"budget_epsilon": None, "epsilon_charged": None}])
@@ -175,7 +175,7 @@ def test_the_page_needs_nothing_else():
     assert 'content="width=device-width, initial-scale=1"' in text and "prefers-color-scheme: dark" in text
 
 
-PRICES = ("2.436", "2.914", "4.000", "1.357")
+COSTS = ("2.436", "2.914", "4.000", "1.357")
 
 
 def test_every_epsilon_stands_with_delta_adjacency_unit_and_route():
@@ -188,13 +188,13 @@ def test_every_epsilon_stands_with_delta_adjacency_unit_and_route():
 
     for node in (node for node in nodes if node.tag != "style"):
         for text in (node.text or "", *(child.tail or "" for child in node)):
-            prices = [price for price in PRICES if price in text]
-            if prices or re.search(r"(ε|epsilon) *[=≤] *[\d.]+", text):
-                seen.update(prices)
+            costs = [cost for cost in COSTS if cost in text]
+            if costs or re.search(r"(ε|epsilon) *[=≤] *[\d.]+", text):
+                seen.update(costs)
                 holder = find_holder(node)
                 assert "data-epsilon" in holder.attrib, f"{text!r} stands alone"
                 assert all(term in words(holder) for term in ("1e-5", "add_remove", "record", "(gdp)")), text
-    assert seen == set(PRICES)
+    assert seen == set(COSTS)
 
 
 def test_a_bare_report_has_no_empty_sections():

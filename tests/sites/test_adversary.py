@@ -263,7 +263,7 @@ def test_a_float_in_the_table_or_in_the_noise_is_caught(tmp_path, monkeypatch):
     plant_noise(monkeypatch, lambda shape, share: draw(shape, share).double())
     with pytest.raises(TypeError, match="noise: must be one int64 for each number, and is float64"):
         site.answer(raw, public, rows)
-    assert len(get_charges(site)) == 1  # the price was reserved before the draw, and stays
+    assert len(get_charges(site)) == 1  # the cost was reserved before the draw, and stays
     assert not list(site.state.folder.glob("answer*"))
 
 

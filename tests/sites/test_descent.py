@@ -1,4 +1,4 @@
-"""Gradients over several rounds: exact sums, prices, sensitivities, and the order of steps."""
+"""Gradients over several rounds: exact sums, costs, sensitivities, and the order of steps."""
 
 import math
 from dataclasses import replace

@@ -60,10 +60,10 @@ def test_the_statement_says_whom_it_trusts_and_what_everybody_else_pays(made):
     assert [site["name"] for site in trust["sites"]] == [f"Site {i}" for i in range(4)]
     assert [bytes.fromhex(site["signing_key"]) for site in trust["sites"]] == [s.signing_key for s in charter.sites]
     mu = brentq(lambda m: compute_epsilon(m) - statement["guarantee"]["epsilon"], 1e-3, 5)
-    for u, price in enumerate(trust["prices"]):
-        assert price["colluding"] == u
-        assert price["epsilon"] == pytest.approx(compute_epsilon(mu * (3 / (4 - u)) ** 0.5), rel=1e-6)
-    assert 1.899 < trust["prices"][1]["epsilon"] == statement["guarantee"]["epsilon"] <= 1.9
+    for u, cost in enumerate(trust["costs"]):
+        assert cost["colluding"] == u
+        assert cost["epsilon"] == pytest.approx(compute_epsilon(mu * (3 / (4 - u)) ** 0.5), rel=1e-6)
+    assert 1.899 < trust["costs"][1]["epsilon"] == statement["guarantee"]["epsilon"] <= 1.9
     card, page = (folder / "README.md").read_text(), (folder / "report.html").read_text()
     for text in (trust["in_words"], *statement["not_covered"], *statement["assumptions"]):
         assert str(escape_markdown(text)) in card

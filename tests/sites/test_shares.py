@@ -1,4 +1,4 @@
-"""Prices of shares of noise, against exact laws: convolutions of discrete Gaussian numbers and sums of their tails."""
+"""Costs of shares of noise, against exact laws: convolutions of discrete Gaussian numbers and sums of their tails."""
 
 import math
 from fractions import Fraction
@@ -52,7 +52,7 @@ def compute_exact_delta(epsilon, shift, sigma):
 
 
 @pytest.mark.parametrize(("epsilon", "honest"), [(0.1, 1), (0.5, 7), (2.0, 7)])
-def test_the_price_covers_the_exact_delta_and_little_more(monkeypatch, epsilon, honest):
+def test_the_cost_covers_the_exact_delta_and_little_more(monkeypatch, epsilon, honest):
     """A table of one number, with so little noise that the sum over all integers can be computed."""
     monkeypatch.setattr(discrete_gaussian, "_MAX_LAW_DELTA", 1e-8)
     sigma = 2.5e5
@@ -62,10 +62,10 @@ def test_the_price_covers_the_exact_delta_and_little_more(monkeypatch, epsilon, 
     found = compute_guarantee(events, compute_exact_delta(epsilon, shift, float(share) * math.sqrt(honest)))
     assert epsilon <= found.epsilon < 1.001 * epsilon + 1e-6
     less_noise = compute_exact_delta(epsilon, shift, 0.98 * float(share) * math.sqrt(honest))
-    assert compute_guarantee(events, less_noise).epsilon < epsilon  # the price of more noise would not cover it
+    assert compute_guarantee(events, less_noise).epsilon < epsilon  # the cost of more noise would not cover it
 
 
-def test_the_price_of_small_noise_is_zcdp():
+def test_the_cost_of_small_noise_is_zcdp():
     (event,) = compute_events(2, 10, Fraction(4), 7)
     assert isinstance(event, ZCDPEvent) and event.rho == pytest.approx(2 / (2 * 7 * 16), rel=1e-9)
 
@@ -84,7 +84,7 @@ def test_a_share_is_rounded_up(sigma, num_sites, colluding):
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("epsilon", [0.1, 0.5])
-def test_the_price_of_a_table_is_that_of_gaussian_noise_and_no_less(count, epsilon):
+def test_the_cost_of_a_table_is_that_of_gaussian_noise_and_no_less(count, epsilon):
     """Independent of the package: the delta of a shift of Gaussian noise, with 50 digits."""
     length, honest, share = 1 << 28, 7, Fraction(5 << 28, 3)
     events = compute_events((count * length) ** 2, 2560, share, honest)
@@ -95,7 +95,7 @@ def test_the_price_of_a_table_is_that_of_gaussian_noise_and_no_less(count, epsil
     assert epsilon * (1 - 1e-12) <= found < epsilon * (1 + 1e-6)
 
 
-def test_prices_of_ten_sites_against_three_of_which_the_noise_was_chosen():
+def test_costs_of_ten_sites_against_three_of_which_the_noise_was_chosen():
     """Of epsilon .5: .41 for who sees results only, .60, .79 and 1.45 against 5, 7 and 9 sites (rounded)."""
     share = compute_share(Fraction(round(2**30 / compute_mu(0.5, 1e-5))), 10, 3)
     for colluding, epsilon in {0: 0.41, 3: 0.5, 5: 0.6, 7: 0.79, 9: 1.45}.items():

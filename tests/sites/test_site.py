@@ -77,7 +77,7 @@ def test_the_charge_is_that_of_the_shares_of_all_but_t_sites(tmp_path):
     guarantees = consortium.joiner.compute_guarantees([0])
     assert guarantees[1].epsilon == epsilon and consortium.joiner.compute_guarantees()[1].epsilon == epsilon
     assert guarantees[0].epsilon < guarantees[1].epsilon < guarantees[2].epsilon
-    sigma = float(current_round.share) / 2**30  # of one share: the price against all other sites
+    sigma = float(current_round.share) / 2**30  # of one share: the cost against all other sites
     gaussian, _ = compute_events(*change, current_round.share, 1)
     assert gaussian.mu == pytest.approx(1 / sigma, rel=1e-9)
 
@@ -92,7 +92,7 @@ def test_the_same_round_gives_the_same_bytes_and_no_second_charge(tmp_path):
     assert len(get_charges(site)) == 1
 
 
-def test_a_cap_that_does_not_admit_the_price_is_refused_before_the_slot_is_spent(tmp_path):
+def test_a_cap_that_does_not_admit_the_cost_is_refused_before_the_slot_is_spent(tmp_path):
     consortium = make_consortium(tmp_path, cap=0.6)
     kind = make_kind("histogram")
     consortium.run_round(*consortium.joiner.ask(kind, 0.5)[1:])
@@ -184,7 +184,7 @@ def test_a_table_of_a_larger_sensitivity_is_refused():
     kind = make_kind("histogram")
     table = kind.count(kind.read_records(PUBLIC, "record"), "add_remove")
     wide = Sensitivity(l1=2.0, l2=math.sqrt(2), linf=1.0, adjacency="add_remove")
-    with pytest.raises(ValueError, match="is more than the price of the round covers"):
+    with pytest.raises(ValueError, match="is more than the cost of the round covers"):
         SiteTable(table.numbers, wide, COUNT_STEPS, table.records).check_sensitivity(COUNT_STEPS**2)
 
 

@@ -308,7 +308,7 @@ def test_an_unusable_record_keeps_its_place_and_adds_zero():
     )
 
 
-def test_the_price_is_a_tenth_of_mu2_for_any_noise():
+def test_the_cost_is_a_tenth_of_mu2_for_any_noise():
     gaussian = (GaussianEvent(mu=0.1, count=90),)
     mechanism = make_test_mechanism(gaussian, "replace_one", 1e-5, "torch")
     assert math.sqrt(2) / mechanism.sigma == pytest.approx(math.sqrt(0.9 / 9), rel=1e-6)

@@ -43,7 +43,7 @@ LAPLACE = {"mechanism": "laplace", "delta": 1e-9, "sigma": 2.0, "clip": 1.0, "st
         (SOUND | {"epsilon": 0.999}, "FAILS"),
         (GAUSSIAN | {"epsilon": 1.0, "adjacency": "add_remove"}, "ok"),
         (GAUSSIAN | {"epsilon": 1.0, "adjacency": "replace_one"}, "FAILS"),  # twice the clip
-        (LAPLACE | {"epsilon": 1.5}, "ok"),  # the pure price
+        (LAPLACE | {"epsilon": 1.5}, "ok"),  # the pure cost
         (LAPLACE | {"epsilon": 1.4}, "FAILS"),
     ],
 )

@@ -24,7 +24,7 @@ from pate_torch.release import report
 from pate_torch.release.renderer import escape_markdown
 from pate_verify import release as verified_files
 from pate_verify.command import verify_release
-from pate_verify.prices import compute_bounds
+from pate_verify.costs import compute_bounds
 from pate_verify.release import ANSWER_FILES, ReleaseFolder, run_checks
 from tests.command_runs import train
 from tests.run_configs import changed
@@ -379,7 +379,7 @@ def halve_mu(event):
     return event | {"mu": event["mu"] / 2}
 
 
-def claim_the_cap_for_a_price(liar):
+def claim_the_cap_for_a_cost(liar):
     """A cap of .1, kept by a filter that never admitted these events."""
     liar.epsilon(0.1)
     liar.total(0.1)
@@ -431,7 +431,7 @@ FOUND = {
         "mechanism",
         lambda liar: liar.fact({**liar.record["sensitivity"], "l2": 1.0}, "mechanism.sensitivity", "", "sensitivity"),
     ),
-    "the cap for a cost": ("guarantee part", claim_the_cap_for_a_price),
+    "the cap for a cost": ("guarantee part", claim_the_cap_for_a_cost),
     "the cap where one release needs none": ("guarantee", claim_the_cap_where_one_release_needs_none),
     "the cap for all releases alone": ("account", claim_the_cap_for_all_releases_alone),
     "other public points": ("record", lambda liar: liar.record.update(pool_sha256="0" * 64)),

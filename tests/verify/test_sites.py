@@ -124,23 +124,23 @@ def test_the_cost_is_that_of_the_shares_of_the_honest_sites(release):
 
 
 def claim_smaller_t(facts):
-    """Claim that no site colludes, with the price of all shares, everywhere."""
-    smaller = facts["trust"]["prices"][0]["epsilon"]
+    """Claim that no site colludes, with the cost of all shares, everywhere."""
+    smaller = facts["trust"]["costs"][0]["epsilon"]
     facts["trust"]["colluding"], facts["guarantee"]["epsilon"] = 0, smaller
     facts["composition"] |= {"this_release": smaller, "this_release_ex_post": smaller}
 
 
 STATEMENT_LIES = {
     "t": (claim_smaller_t, {"sites", "guarantee"}),
-    "a price": (
-        lambda f: f["trust"]["prices"][3].update(epsilon=0.999 * f["trust"]["prices"][3]["epsilon"]),
+    "a cost": (
+        lambda f: f["trust"]["costs"][3].update(epsilon=0.999 * f["trust"]["costs"][3]["epsilon"]),
         {"t = 3"},
     ),
-    "the price of readers": (lambda f: f["trust"]["prices"][0].update(epsilon=0.1), {"t = 0"}),
-    "a price less": (lambda f: f["trust"]["prices"].pop(), {"sites"}),
+    "the cost of readers": (lambda f: f["trust"]["costs"][0].update(epsilon=0.1), {"t = 0"}),
+    "a cost less": (lambda f: f["trust"]["costs"].pop(), {"sites"}),
     "the total": (lambda f: f["composition"].update(account_total=f["guarantee"]["epsilon"]), {"account"}),
     "the aborted round": (lambda f: f["other_releases"].clear(), {"round 0"}),
-    "its price": (lambda f: f["other_releases"][0].update(epsilon=0.2), {"round 0"}),
+    "its cost": (lambda f: f["other_releases"][0].update(epsilon=0.2), {"round 0"}),
     "M": (lambda f: f["trust"].update(max_sites_per_unit=3), {"sites"}),
     "a key": (lambda f: f["trust"]["sites"][2].update(signing_key="0" * 64), {"sites"}),
     "a site less": (lambda f: f["trust"]["sites"].pop(), {"sites"}),
@@ -177,7 +177,7 @@ def test_another_t_in_a_charter_that_the_joiner_signed_again_is_found(release, j
     assert "charter of round 1" in faults[0] and "charter of sum 1" in faults[0] and "fingerprint" not in faults[0]
 
 
-def test_a_smaller_share_is_found_by_its_price_and_by_the_sum(release, joiner_key):
+def test_a_smaller_share_is_found_by_its_cost_and_by_the_sum(release, joiner_key):
     share = Fraction(json.loads((release / "round-1.json").read_bytes().partition(b"\n")[0])["share"])
     smaller = {"share": str(share / 2), "sigma": str(Fraction(1))}
     digest = sign_again(release, "round-1.json", joiner_key, **smaller)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pate_verify import ARGUMENTS, ledger, release, sites
-from pate_verify.prices import EpsilonBounds, Event, compute_bounds
+from pate_verify.costs import EpsilonBounds, Event, compute_bounds
 from pate_verify.release import Check, check_epsilon
 
 EXIT_OK, EXIT_FAILED, EXIT_ERROR = 0, 1, 2

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pate_verify import prices
+from pate_verify import costs
 from pate_verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, TABLE_FILES, Check, ReleaseFolder, make_check
 
 
@@ -97,21 +97,21 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
         yield Check("cap", False, f"this ledger has no account {account['dataset']!r}")
 
 
-def _check_cap(terms: dict[str, Any], events: list[prices.Event]) -> Check:
+def _check_cap(terms: dict[str, Any], events: list[costs.Event]) -> Check:
     """Check that the account's privacy filter keeps the cap for these events.
 
     Source: Smith & Thakurta 2022 (mu^2 is additive); Feldman & Zrnic 2021 (divergences of one order are additive).
     """
     smooth_events, tolerance = [e for e in events if e["kind"] != "delta"], 1 + RELATIVE_TOLERANCE
     failing_events = events if terms["filter"] == "gdp" else [e for e in events if e["kind"] == "delta"]
-    failure_delta = prices.sum_failures(failing_events)
+    failure_delta = costs.sum_failures(failing_events)
     delta, cap, epsilon = terms["delta"] - terms["delta_reserve"], terms["budget_epsilon"], 0.0
     if smooth_events and terms["filter"] == "gdp":
-        mu2 = math.fsum(e["count"] * prices.compute_dominating_mu(e) ** 2 for e in smooth_events)
-        epsilon = prices.compute_gaussian_epsilon(math.sqrt(mu2), delta)
+        mu2 = math.fsum(e["count"] * costs.compute_dominating_mu(e) ** 2 for e in smooth_events)
+        epsilon = costs.compute_gaussian_epsilon(math.sqrt(mu2), delta)
     elif smooth_events:
-        divergence = prices.compute_divergence(smooth_events, terms["order"])
-        epsilon = prices.convert_divergence(terms["order"], divergence, delta)
+        divergence = costs.compute_divergence(smooth_events, terms["order"])
+        epsilon = costs.convert_divergence(terms["order"], divergence, delta)
     is_within_cap = epsilon <= cap * tolerance and failure_delta <= terms["delta_reserve"] * tolerance
     message = f"epsilon {epsilon:.6g} of {cap:.6g} is used, by the account's filter ({terms['filter']})"
     return Check("cap", is_within_cap, message)

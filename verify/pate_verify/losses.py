@@ -1,6 +1,6 @@
 """Bounds on epsilon that need more than mpmath: convolved privacy losses, and DP-SGD by dp-accounting.
 
-NumPy, SciPy and dp-accounting come with ``pip install 'pate-verify[losses]'``. ``prices`` imports this module where an
+NumPy, SciPy and dp-accounting come with ``pip install 'pate-verify[losses]'``. ``costs`` imports this module where an
 event needs it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from pate_verify.prices import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss
+from pate_verify.costs import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss
 
 MAX_STEPS = 10**6
 _GRID_STEP, _MAX_GRID_CELLS = 2.5e-4, 1 << 21

@@ -16,7 +16,7 @@ from typing import Any
 
 from mpmath import mp
 
-from pate_verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds
+from pate_verify.costs import PURE_KINDS, EpsilonBounds, Event, compute_bounds
 
 RELATIVE_TOLERANCE = 1e-9  # rounding of sums and roots
 LOOSE_FACTOR = 1.01

@@ -19,7 +19,7 @@ from typing import Any
 
 from mpmath import mp, mpf
 
-from pate_verify.prices import EpsilonBounds, compute_gaussian_epsilon
+from pate_verify.costs import EpsilonBounds, compute_gaussian_epsilon
 from pate_verify.release import RELATIVE_TOLERANCE, Check, ReleaseFolder, check_epsilon, make_check
 
 PROTOCOL, VERSIONS = "pate-sites-1", ("shares 1", "discrete gaussian 1")
@@ -129,9 +129,9 @@ def check_sites(folder: ReleaseFolder) -> Iterator[Check]:
     protocol, t, delta = Protocol(folder.path, trust["rounds"]), trust["colluding"], statement["guarantee"]["delta"]
     yield _check_protocol(protocol, statement)
     yield _check_signatures(protocol)
-    for price in trust["prices"]:
-        bounds = protocol.bound_cost(protocol.slots, price["colluding"], delta)
-        yield check_epsilon(f"t = {price['colluding']}", price["epsilon"], bounds)
+    for cost in trust["costs"]:
+        bounds = protocol.bound_cost(protocol.slots, cost["colluding"], delta)
+        yield check_epsilon(f"t = {cost['colluding']}", cost["epsilon"], bounds)
     claims = {"guarantee": (statement["guarantee"]["epsilon"], protocol.slots)}
     claims["account"] = statement["composition"]["account_total"], [*range(len(protocol.rounds))]
     other_epsilons = {part["release_id"]: part["epsilon"] for part in statement["other_releases"]}
@@ -152,7 +152,7 @@ def _check_protocol(protocol: Protocol, statement: Mapping[str, Any]) -> Check:
         "fingerprint": trust["fingerprint"].split() == encode_words(bytes.fromhex(charter)),
         "sites": [(site["name"], site["signing_key"]) for site in trust["sites"]] == named_keys,
         "colluding": trust["colluding"] == terms["colluding"] <= num_sites - 2,
-        "prices": [price["colluding"] for price in trust["prices"]] == [*range(num_sites)],
+        "costs": [cost["colluding"] for cost in trust["costs"]] == [*range(num_sites)],
         "max_sites_per_unit": trust["max_sites_per_unit"] == terms["max_sites_per_unit"],
         "terms": (float(Fraction(terms["delta"])), terms["adjacency"], terms["unit"]) == stated_terms,
         "version": (terms["accounting"], terms["sampler"]) == VERSIONS,

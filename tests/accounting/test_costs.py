@@ -12,16 +12,16 @@ from dp_accounting.pld import PLDAccountant
 from scipy import integrate, stats
 
 from pate_torch.accounting import (
-    ConfidentPrice,
-    GaussianNoisyMaxPrice,
-    LaplaceNoisyMaxPrice,
-    SparseVectorPrice,
+    ConfidentCost,
+    GaussianNoisyMaxCost,
+    LaplaceNoisyMaxCost,
+    SparseVectorCost,
     compute_epsilon,
 )
-from pate_torch.accounting.prices import ExponentialPrice, _bound_max_threshold_moment
+from pate_torch.accounting.costs import ExponentialCost, _bound_max_threshold_moment
 from tests.mechanisms.vote_laws import Discrete
 
-SPARSE = SparseVectorPrice(40.0, max_failures=20, failure_delta=5e-6, num_tests=1000)
+SPARSE = SparseVectorCost(40.0, max_failures=20, failure_delta=5e-6, num_tests=1000)
 
 
 def ask_library(*events) -> float:
@@ -33,38 +33,38 @@ def ask_library(*events) -> float:
 
 
 def test_a_thousand_questions_of_gnmax_cost_what_the_library_says():
-    epsilon = compute_epsilon(GaussianNoisyMaxPrice(40), 1000, delta=1e-5)
+    epsilon = compute_epsilon(GaussianNoisyMaxCost(40), 1000, delta=1e-5)
     assert epsilon == pytest.approx(4.983306, abs=5e-7)
     assert epsilon == pytest.approx(ask_library((dp_accounting.GaussianDpEvent(40 / math.sqrt(2)), 1000)), rel=1e-6)
 
 
-def test_laplace_and_confident_and_mixed_prices_are_those_of_the_library():
+def test_laplace_and_confident_and_mixed_costs_are_those_of_the_library():
     laplace, gaussian = dp_accounting.LaplaceDpEvent, dp_accounting.GaussianDpEvent
     # A vote moves between two counts, so each query has two numbers of sensitivity 1.
-    assert compute_epsilon(LaplaceNoisyMaxPrice(20), 100, delta=1e-5) == pytest.approx(
+    assert compute_epsilon(LaplaceNoisyMaxCost(20), 100, delta=1e-5) == pytest.approx(
         ask_library((laplace(20), 200)), rel=1e-3
     )
-    confident = ConfidentPrice(40, screen_sigma=150, max_answers=286)
+    confident = ConfidentCost(40, screen_sigma=150, max_answers=286)
     answers = (gaussian(150), 640), (gaussian(40 / math.sqrt(2)), 286)
     assert compute_epsilon(confident, 640, delta=1e-5) == pytest.approx(ask_library(*answers), rel=1e-6)
-    mixed = compute_epsilon([confident, LaplaceNoisyMaxPrice(20)], [640, 50], delta=1e-5)
+    mixed = compute_epsilon([confident, LaplaceNoisyMaxCost(20)], [640, 50], delta=1e-5)
     assert mixed == pytest.approx(ask_library(*answers, (laplace(20), 100)), rel=1e-3)
 
 
 def test_confident_is_priced_as_if_all_were_answered_unless_there_is_a_cap():
-    uncapped, capped = ConfidentPrice(40, screen_sigma=150), ConfidentPrice(40, screen_sigma=150, max_answers=30)
-    separately = [GaussianNoisyMaxPrice(40), GaussianNoisyMaxPrice(150 * math.sqrt(2))]
-    for price, answers in ((uncapped, 100), (capped, 30)):
-        assert compute_epsilon(price, 100, delta=1e-5) == pytest.approx(
+    uncapped, capped = ConfidentCost(40, screen_sigma=150), ConfidentCost(40, screen_sigma=150, max_answers=30)
+    separately = [GaussianNoisyMaxCost(40), GaussianNoisyMaxCost(150 * math.sqrt(2))]
+    for cost, answers in ((uncapped, 100), (capped, 30)):
+        assert compute_epsilon(cost, 100, delta=1e-5) == pytest.approx(
             compute_epsilon(separately, [answers, 100], delta=1e-5), rel=1e-12
         )
     assert compute_epsilon(capped, 20, delta=1e-5) == compute_epsilon(uncapped, 20, delta=1e-5)
 
 
-def test_exponential_price_bounds_every_change_of_one_vote():
+def test_exponential_cost_bounds_every_change_of_one_vote():
     """ln P(c)/P'(c) spans at most eta = 2 rate over all neighbors, and reaches it nearly."""
-    price = ExponentialPrice(0.3)
-    (event,) = price.privacy_events(7)
+    cost = ExponentialCost(0.3)
+    (event,) = cost.privacy_events(7)
     assert event.count == 7
     spans = []
     for row in itertools.product(range(7), repeat=3):
@@ -95,29 +95,29 @@ def test_sparse_vector_costs_its_thresholds_and_its_failures():
 
 def test_discrete_noise_costs_no_less():
     for continuous, discrete in (
-        (GaussianNoisyMaxPrice(10), GaussianNoisyMaxPrice(10, discrete=True)),
-        (LaplaceNoisyMaxPrice(10), LaplaceNoisyMaxPrice(10, discrete=True)),
-        (ConfidentPrice(10, screen_sigma=30), ConfidentPrice(10, screen_sigma=30, discrete=True)),
+        (GaussianNoisyMaxCost(10), GaussianNoisyMaxCost(10, discrete=True)),
+        (LaplaceNoisyMaxCost(10), LaplaceNoisyMaxCost(10, discrete=True)),
+        (ConfidentCost(10, screen_sigma=30), ConfidentCost(10, screen_sigma=30, discrete=True)),
     ):
         assert compute_epsilon(continuous, 20, delta=1e-5) < compute_epsilon(discrete, 20, delta=1e-5)
-        assert not discrete.has_data_dependent_price
+        assert not discrete.has_data_dependent_cost
 
 
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: GaussianNoisyMaxPrice(0), "sigma=0"),
-        (lambda: GaussianNoisyMaxPrice(math.nan), "sigma=nan"),
-        (lambda: GaussianNoisyMaxPrice(1, discrete=1), "discrete=1"),
-        (lambda: LaplaceNoisyMaxPrice(-1), "scale=-1"),
-        (lambda: ExponentialPrice(0).privacy_events(1), "eta=0"),
-        (lambda: ConfidentPrice(1, screen_sigma=0), "screen_sigma=0"),
-        (lambda: ConfidentPrice(1, screen_sigma=1, max_answers=0), "max_answers=0"),
-        (lambda: ConfidentPrice(1, screen_sigma=1, threshold=math.inf), "threshold=inf"),
-        (lambda: SparseVectorPrice(0, max_failures=1, failure_delta=0.1, num_tests=1), "noise_scale=0"),
-        (lambda: SparseVectorPrice(1, max_failures=0, failure_delta=0.1, num_tests=1), "max_failures=0"),
-        (lambda: SparseVectorPrice(1, max_failures=1, failure_delta=1, num_tests=1), "failure_delta=1"),
-        (lambda: SparseVectorPrice(1, max_failures=1, failure_delta=0.1, num_tests=0), "num_tests=0"),
+        (lambda: GaussianNoisyMaxCost(0), "sigma=0"),
+        (lambda: GaussianNoisyMaxCost(math.nan), "sigma=nan"),
+        (lambda: GaussianNoisyMaxCost(1, discrete=1), "discrete=1"),
+        (lambda: LaplaceNoisyMaxCost(-1), "scale=-1"),
+        (lambda: ExponentialCost(0).privacy_events(1), "eta=0"),
+        (lambda: ConfidentCost(1, screen_sigma=0), "screen_sigma=0"),
+        (lambda: ConfidentCost(1, screen_sigma=1, max_answers=0), "max_answers=0"),
+        (lambda: ConfidentCost(1, screen_sigma=1, threshold=math.inf), "threshold=inf"),
+        (lambda: SparseVectorCost(0, max_failures=1, failure_delta=0.1, num_tests=1), "noise_scale=0"),
+        (lambda: SparseVectorCost(1, max_failures=0, failure_delta=0.1, num_tests=1), "max_failures=0"),
+        (lambda: SparseVectorCost(1, max_failures=1, failure_delta=1, num_tests=1), "failure_delta=1"),
+        (lambda: SparseVectorCost(1, max_failures=1, failure_delta=0.1, num_tests=0), "num_tests=0"),
     ],
 )
 def test_a_wrong_parameter_is_named(make, name):
@@ -145,10 +145,10 @@ def test_the_lowest_of_several_thresholds_is_bounded_by_its_mean(noise, blocks):
 def test_the_accountant_needs_no_torch_and_the_library_only_for_loss_distributions():
     code = (
         "import sys; from pate_torch.accounting import *\n"
-        "compute_epsilon(GaussianNoisyMaxPrice(40), 1000, delta=1e-5)\n"
-        "compute_epsilon(LaplaceNoisyMaxPrice(40), 1000, delta=1e-5, accountant='rdp')\n"
-        "calibrate_noise(GaussianNoisyMaxPrice, 1000, epsilon=1, delta=1e-5)\n"
-        "compute_data_dependent_epsilon([[90, 10]], GaussianNoisyMaxPrice(40), delta=1e-5)\n"
+        "compute_epsilon(GaussianNoisyMaxCost(40), 1000, delta=1e-5)\n"
+        "compute_epsilon(LaplaceNoisyMaxCost(40), 1000, delta=1e-5, accountant='rdp')\n"
+        "calibrate_noise(GaussianNoisyMaxCost, 1000, epsilon=1, delta=1e-5)\n"
+        "compute_data_dependent_epsilon([[90, 10]], GaussianNoisyMaxCost(40), delta=1e-5)\n"
         "assert not {'torch', 'hydra', 'dp_accounting', 'pate_torch.mechanisms'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -20,13 +20,13 @@ from pate_torch.accounting.events import (
     to_json,
 )
 from pate_torch.accounting.rdp import ORDERS, compute_curve, compute_epsilon
-from pate_verify.losses import compute_sampled_divergence
-from pate_verify.prices import (
+from pate_verify.costs import (
     EpsilonBounds,
     compute_bounds,
     compute_dominating_mu,
     compute_gaussian_epsilon,
 )
+from pate_verify.losses import compute_sampled_divergence
 from pate_verify.release import check_epsilon
 
 
@@ -56,7 +56,7 @@ RELEASES = [
 
 
 @pytest.mark.parametrize("events", RELEASES, ids=lambda events: "+".join(e.kind for e in events))
-def test_the_accountant_s_price_passes_and_one_less_by_a_hundredth_fails(events):
+def test_the_accountant_s_cost_passes_and_one_less_by_a_hundredth_fails(events):
     found, claimed = priced(*events), compute_guarantee(events, 1e-5).epsilon
     check = check_epsilon("x", claimed, found)
     assert check.is_ok and not check.is_loose, (found, claimed)
@@ -69,7 +69,7 @@ def test_the_accountant_s_price_passes_and_one_less_by_a_hundredth_fails(events)
 
 @pytest.mark.parametrize("mu", [1e-4, 0.02, 0.5, 3.0, 40.0, 2e4])
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-14])
-def test_two_exact_gaussian_prices_agree(mu, delta):
+def test_two_exact_gaussian_costs_agree(mu, delta):
     assert compute_gaussian_epsilon(mu, delta) == pytest.approx(gdp.compute_epsilon(mu, delta), rel=1e-9, abs=1e-300)
 
 
@@ -119,7 +119,7 @@ def test_half_of_a_bounded_range_as_randomized_response_is_a_lower_bound():
 @pytest.mark.parametrize(
     "rate,noise,steps", [pytest.param(0.01, 1.1, 200, marks=pytest.mark.slow(reason="200 convolutions")), (0.3, 2.0, 5)]
 )
-def test_the_sampled_gaussian_is_bounded_by_another_library_and_our_renyi_price_is_above(rate, noise, steps):
+def test_the_sampled_gaussian_is_bounded_by_another_library_and_our_renyi_cost_is_above(rate, noise, steps):
     run = SampledGaussianEvent(rate=rate, noise_multiplier=noise, steps=steps)
     (event,) = json.loads(to_json([run]))
     found = compute_bounds([event], 1e-5)

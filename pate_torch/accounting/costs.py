@@ -18,7 +18,7 @@ from pate_torch.core import checks
 
 
 @dataclass(frozen=True)
-class Price(ABC):
+class Cost(ABC):
     """The cost of a mechanism for any votes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Price(ABC):
         """Return the worst-case events of ``num_queries`` queries."""
 
     @property
-    def has_data_dependent_price(self) -> bool:
+    def has_data_dependent_cost(self) -> bool:
         """Whether answers are independent categorical draws given the votes, whose cost a theorem bounds."""
         return not self.discrete and isinstance(self, OutcomeModel)
 
@@ -51,7 +51,7 @@ class Price(ABC):
 
 
 @dataclass(frozen=True)
-class GaussianNoisyMaxPrice(Price):
+class GaussianNoisyMaxCost(Cost):
     """GNMax (PATE 2018, section 4.1): argmax(n + N(0, sigma^2 I)) is sqrt(2)/sigma-GDP, and so are the noisy counts."""
 
     sigma: float
@@ -61,7 +61,7 @@ class GaussianNoisyMaxPrice(Price):
 
 
 @dataclass(frozen=True)
-class LaplaceNoisyMaxPrice(Price):
+class LaplaceNoisyMaxCost(Cost):
     """LNMax (PATE 2017, section 2.1): argmax(n + Lap(scale)), scale = 1/gamma, is 2/scale-DP with rho = 1/scale^2."""
 
     scale: float
@@ -73,7 +73,7 @@ class LaplaceNoisyMaxPrice(Price):
 
 
 @dataclass(frozen=True)
-class ExponentialPrice(Price):
+class ExponentialCost(Cost):
     """The exponential mechanism: P(c) ~ exp(rate n_c), with the rate per vote, has a bounded range of 2 rate."""
 
     rate: float
@@ -83,7 +83,7 @@ class ExponentialPrice(Price):
 
 
 @dataclass(frozen=True)
-class ConfidentPrice(Price):
+class ConfidentCost(Cost):
     """Confident and Interactive GNMax (PATE 2018, Algorithms 1 and 2): GNMax after a check of sensitivity 1.
 
     Confident GNMax answers if max(n) + N(0, screen_sigma^2) >= threshold. In the worst case all queries are answered.
@@ -109,7 +109,7 @@ class ConfidentPrice(Price):
             checks.integer("max_answers", self.max_answers, low=1)
 
     @property
-    def has_data_dependent_price(self) -> bool:
+    def has_data_dependent_cost(self) -> bool:
         return not self.discrete and self.max_answers is None and self.threshold is not None
 
     def privacy_events(self, num_queries: int) -> tuple[PrivacyEvent, ...]:
@@ -121,12 +121,12 @@ class ConfidentPrice(Price):
         return screen_event, self._make_gaussian_event(self.sigma, 2, num_answered)
 
 
-OutcomeModel = GaussianNoisyMaxPrice | LaplaceNoisyMaxPrice | ExponentialPrice | ConfidentPrice
-"""Price whose parameters fix the distribution of each answer given the votes, as a data-dependent cost requires."""
+OutcomeModel = GaussianNoisyMaxCost | LaplaceNoisyMaxCost | ExponentialCost | ConfidentCost
+"""Cost whose parameters fix the distribution of each answer given the votes, as a data-dependent cost requires."""
 
 
 @dataclass(frozen=True)
-class SparseVectorPrice(Price):
+class SparseVectorCost(Cost):
     """The sparse vector technique (LZCW21, Algorithm 2): each threshold w + Lap(noise_scale) is (2/noise_scale)-DP.
 
     Attributes:
