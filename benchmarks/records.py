@@ -29,7 +29,7 @@ from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.methods.records import RecordMethod
+from pate_torch.methods.record_method import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.pipeline import run
 from pate_torch.privacy.partition import AddRemove

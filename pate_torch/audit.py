@@ -37,7 +37,7 @@ from pate_torch.components import COMPONENTS, get_component
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
 from pate_torch.mechanisms.base import Mechanism, RecordMechanism, VoteMechanism
-from pate_torch.mechanisms.neighbors import NeighborPair, NeighborValue
+from pate_torch.mechanisms.neighboring_values import NeighborPair, NeighborValue
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes

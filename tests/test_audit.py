@@ -16,7 +16,7 @@ from pate_torch.cli.main import main as pate
 from pate_torch.mechanisms import sparse_vector
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.neighbors import make_soft_pair, make_vote_pair
+from pate_torch.mechanisms.neighboring_values import make_soft_pair, make_vote_pair
 from pate_torch.mechanisms.sparse_vector import SoftSparseVector
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.sensitive import Votes

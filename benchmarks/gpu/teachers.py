@@ -18,7 +18,7 @@ from pate_torch import networks
 from pate_torch.core.device import float32_precision
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.methods.records import map_records_batch_invariant
+from pate_torch.methods.record_method import map_records_batch_invariant
 from pate_torch.networks import make_feature_extractor
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.teachers import stacked, training

@@ -15,8 +15,8 @@ from pate_torch.accounting import events
 from pate_torch.accounting.costs import OutcomeModel
 from pate_torch.accounting.events import GaussianEvent, PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.mechanisms import neighbors
-from pate_torch.mechanisms.neighbors import NeighborPair
+from pate_torch.mechanisms import neighboring_values
+from pate_torch.mechanisms.neighboring_values import NeighborPair
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import ADJACENCIES, NO_ANSWER, Answers, MechanismContext
 from pate_torch.privacy.sensitive import VOTE_SENSITIVITY, CellHistogram, Sensitivity, Votes, check_sensitivity
@@ -90,7 +90,7 @@ class Mechanism(ABC):
         if self.count_noise_scale is None:
             fix = "Define count_noise_scale or worst_case_neighbors, or audit the mechanism on pairs that you make."
             raise checks.error("mechanism", self.name, "defines no neighboring values for an audit", fix)
-        return neighbors.make_gap_pairs(self.count_noise_scale, num_queries)
+        return neighboring_values.make_gap_pairs(self.count_noise_scale, num_queries)
 
     @property
     @abstractmethod

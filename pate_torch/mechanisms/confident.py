@@ -12,7 +12,7 @@ from pate_torch.accounting import ConfidentCost
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.mechanisms.neighbors import NeighborPair, make_screened_pairs
+from pate_torch.mechanisms.neighboring_values import NeighborPair, make_screened_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes

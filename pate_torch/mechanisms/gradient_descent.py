@@ -12,7 +12,7 @@ from pate_torch.accounting import discrete_gaussian
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
-from pate_torch.mechanisms.neighbors import NeighborPair, make_gradient_pair
+from pate_torch.mechanisms.neighboring_values import NeighborPair, make_gradient_pair
 from pate_torch.privacy import sensitive
 from pate_torch.privacy.noise import MAX_LARGE_SCALE, NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext

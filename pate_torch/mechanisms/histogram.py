@@ -9,7 +9,7 @@ import torch
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
-from pate_torch.mechanisms.neighbors import NeighborPair, make_histogram_pairs
+from pate_torch.mechanisms.neighboring_values import NeighborPair, make_histogram_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity

@@ -31,7 +31,7 @@ from pate_torch.accounting.events import DeltaEvent, LaplaceEvent, PrivacyEvent,
 from pate_torch.accounting.filters import DELTA_OVER_FAILURE
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
+from pate_torch.mechanisms.neighboring_values import NeighborPair, make_distance_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes

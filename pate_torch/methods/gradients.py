@@ -34,7 +34,7 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods import feasibility, model_scale
 from pate_torch.methods.base import FirstAnswers, MethodDescription, MethodInputs, ModelForecast, get_unit_column
 from pate_torch.methods.labeling import PreparedLabeling
-from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
+from pate_torch.methods.record_method import RecordMethod, map_records_batch_invariant
 from pate_torch.privacy import sensitive
 from pate_torch.privacy.partition import DatasetFacts, select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards

@@ -27,7 +27,7 @@ from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import MethodDescription, get_unit_column
-from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
+from pate_torch.methods.record_method import RecordMethod, map_records_batch_invariant
 from pate_torch.privacy.partition import DatasetFacts, get_unit_ids
 from pate_torch.privacy.records import LABEL_UNIT, DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity

@@ -31,7 +31,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import do_nothing
 from pate_torch.methods.base import get_unit_column
-from pate_torch.methods.records import map_records_batch_invariant
+from pate_torch.methods.record_method import map_records_batch_invariant
 from pate_torch.methods.reverse_knn import CellCounter
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import sensitive

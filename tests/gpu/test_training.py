@@ -16,7 +16,7 @@ from pate_torch.core.device import deterministic_mode
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.methods.records import map_records_batch_invariant
+from pate_torch.methods.record_method import map_records_batch_invariant
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.networks import NETWORKS
 from pate_torch.privacy.partition import AddRemove

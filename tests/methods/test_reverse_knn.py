@@ -13,7 +13,7 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.neighbors import make_count_pair
+from pate_torch.mechanisms.neighboring_values import make_count_pair
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells
 from pate_torch.privacy.records import (
     MechanismContext,

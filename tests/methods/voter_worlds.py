@@ -11,7 +11,7 @@ from pate_torch import networks
 from pate_torch.cli import hydra_config
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.methods.records import RecordMethod
+from pate_torch.methods.record_method import RecordMethod
 from pate_torch.networks import remove_head
 from pate_torch.privacy.partition import AddRemove, DatasetFacts, Partition, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool

@@ -27,7 +27,7 @@ from pate_torch.mechanisms.class_counts import ClassCounts
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.records import RecordMethod
+from pate_torch.methods.record_method import RecordMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import VotesFile

@@ -27,7 +27,7 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.methods.records import RecordMethod
+from pate_torch.methods.record_method import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource

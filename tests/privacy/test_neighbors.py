@@ -16,7 +16,7 @@ from pate_torch import session
 from pate_torch.accounting import GaussianNoisyMaxCost
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.mechanisms import gradient_descent
-from pate_torch.methods.records import RecordMethod
+from pate_torch.methods.record_method import RecordMethod
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.sensitive import Sensitivity
 from tests.privacy import neighbor_cases as cases

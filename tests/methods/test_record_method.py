@@ -21,7 +21,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.methods.records import map_records_batch_invariant
+from pate_torch.methods.record_method import map_records_batch_invariant
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.networks import remove_head
