@@ -163,7 +163,7 @@ def find_duck_attributes(modules: Mapping[str, Module]) -> dict[str, list[str]]:
 
 
 def assign_modules(modules: Mapping[str, Module]) -> tuple[dict[str, list[Module]], list[str]]:
-    """Give each module to the name of KERNEL, SITES, HYPOTHESES or OUTSIDE that fits it; also list what does not fit."""
+    """Give each module to the name in one of the four lists that fits it; also list what does not fit."""
     assigned: dict[str, list[Module]] = {name: [] for name in (*KERNEL, *SITES, *HYPOTHESES, *OUTSIDE)}
     unknown: list[Module] = []
     for module in modules.values():
@@ -288,7 +288,7 @@ def main() -> int:
         print(f"\n{json.dumps({**figures, 'details': details}, indent=2)}")
     for fault in details["kernel_faults"]:
         print(
-            f"error: {fault}. Correct KERNEL, SITES, HYPOTHESES and OUTSIDE in {Path(__file__).name}.", file=sys.stderr
+            f"error: {fault}. Correct its list in {Path(__file__).name}.", file=sys.stderr
         )
     return 1 if details["kernel_faults"] else 0
 
