@@ -120,6 +120,52 @@ def test_gnmax_against_mpmath_row_by_row(sigma):
     assert fast == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
 
+def mp_pure(q: mpmath.mpf, epsilon: float, cap_A: np.ndarray) -> list[float]:
+    """PATE 2017, Theorem 3, at all orders; the data-independent cost outside its region or if it is smaller."""
+    e0, curve = mpmath.mpf(epsilon), []
+    for order, cap in zip(ORDERS, cap_A, strict=True):
+        first = (1 - q) * ((1 - q) / (1 - mpmath.exp(e0) * q)) ** (order - 1) if q < 1 / (mpmath.exp(e0) + 1) else None
+        value = first and mpmath.log(first + q * mpmath.exp(e0 * (order - 1))) / (order - 1)
+        curve.append(cap if value is None else min(cap, float(value)))
+    return curve
+
+
+@pytest.mark.parametrize("scale", [1, 60])
+def test_lnmax_against_mpmath_row_by_row(scale):
+    rows, cap_A = data_dependent.group_votes(simulated(20))[0], 2 * rdp.compute_laplace_curve(1 / scale, ORDERS)
+    loop = []
+    for row in rows:
+        gaps = [mpmath.mpf(int(row[0] - n)) / scale for n in row[1:]]
+        q = min(sum((2 + x) / (4 * mpmath.exp(x)) for x in gaps), 1 - mpmath.mpf(1) / len(row))
+        loop.append(mp_pure(q, 2 / scale, cap_A))
+    assert theorem_rows(LaplaceNoisyMaxCost(scale=scale), rows, ORDERS) == pytest.approx(
+        np.array(loop), rel=1e-9, abs=1e-290
+    )
+
+
+@pytest.mark.parametrize("rate", [0.01, 1])
+def test_exponential_against_mpmath_row_by_row(rate):
+    rows, cap_A = data_dependent.group_votes(simulated(20))[0], rdp.compute_bounded_range_curve(2 * rate, ORDERS)
+    loop = []
+    for row in rows:
+        others = sum(mpmath.exp(mpmath.mpf(rate) * int(n - row[0])) for n in row[1:])
+        q = min(others / (1 + others), 1 - mpmath.mpf(1) / len(row))
+        loop.append(mp_pure(q, 2 * rate, cap_A))
+    assert theorem_rows(ExponentialCost(rate=rate), rows, ORDERS) == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
+
+
+@pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (0, 1)])
+def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
+    model = ConfidentCost(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
+    s = mpmath.sqrt(2) * mpmath.mpf(screen_sigma)
+    rows = data_dependent.group_votes(np.concatenate([simulated(10), [[250] + 9 * [0]]]))[0]
+    loop = []
+    for row in rows:
+        q = mpmath.erfc(abs(threshold - int(row[0])) / s) / 2
+        loop.append([mp_gnmax_of_q(q, s, mpmath.mpf(a)) + mp_gnmax(row, 40, a) for a in ORDERS])
+    assert theorem_rows(model, rows, ORDERS) == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
+
+
 def test_a_release_is_the_sum_over_its_queries_in_any_order_of_classes():
     votes = np.concatenate([simulated(50), [ROW, ROW, ROW]])
     shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)

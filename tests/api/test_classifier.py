@@ -17,6 +17,9 @@ import torch
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 from torchvision.transforms import v2
 
@@ -54,6 +57,15 @@ EPSILONS = {"gradients": 4.0, "teachers": 4.0, "dpsgd": 6.0}
 @pytest.fixture
 def make(tmp_path):
     return functools.partial(make_classifier, tmp_path)
+
+
+def test_sparse_rows_go_through_a_pipeline_and_cross_validation_cannot_spend_by_accident(make):
+    convert = scipy.sparse.csr_matrix
+    steps = Pipeline([("halved", FunctionTransformer(lambda x: x / 2)), ("clf", make(num_records_about=9e2))])
+    steps.fit(convert(X), Y, clf__public=convert(PUBLIC / 2))
+    assert steps.score(convert(TEST), TRUTH) > 0.9
+    with pytest.raises(ValueError, match="allow_refit"):
+        cross_val_score(make(), X, Y, cv=3, params={"public": PUBLIC}, error_score="raise")
 
 
 @pytest.mark.parametrize("y", [np.eye(3, dtype=int)[[0] * 900], [[0, 1]] * 900], ids=["indicators", "lists"])
@@ -371,9 +383,10 @@ def test_no_held_out_unit_reaches_training_in_any_fit_of_the_account(settings, a
     assert len(tested) == 2 and tested[1] == tested[0]
 
 
-def test_a_test_of_few_units_is_announced_where_their_number_is_declared(make, capsys):
-    make(4.0, private_test=0.1, verbose=True, num_records_about=9e2).fit(X, Y, public=PUBLIC)
-    assert "The private test has about 90 units." in capsys.readouterr().out
+@pytest.mark.parametrize("about", [9e2, None])
+def test_a_test_of_few_units_is_announced_where_their_number_is_declared(about, make, capsys):
+    make(4.0, private_test=0.1, verbose=True, num_records_about=about).fit(X, Y, public=PUBLIC)
+    assert ("The private test has about 90 units." in capsys.readouterr().out) == (about is not None)
 
 
 def test_a_test_is_within_epsilon_and_published_only_with_noise(make, tmp_path, capsys):

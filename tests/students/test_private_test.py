@@ -371,10 +371,10 @@ COVERAGE = [
 @pytest.mark.parametrize("is_public", [False, True])
 @pytest.mark.parametrize("p,n,sigma,num_classes", COVERAGE)
 def test_the_bound_holds_with_its_probability(p, n, sigma, num_classes, is_public):
-    right_N, wrong_N, std = draw_counts(p, n, sigma, num_classes, 1500)
+    right_N, wrong_N, std = draw_counts(p, n, sigma, num_classes, 4000)
     size = n if is_public else None
     held = [covers(p, right, wrong, std, size) for right, wrong in zip(right_N.tolist(), wrong_N.tolist(), strict=True)]
-    assert 0.935 <= np.mean(held) <= 0.99  # the standard error is 0.006
+    assert 0.94 <= np.mean(held) <= 0.985  # the standard error is 0.0035
     for right, wrong, holds in zip(right_N[:8].tolist(), wrong_N[:8].tolist(), held[:8], strict=True):
         assert (compute_accuracy_bound(right, wrong, std, size) <= p) == holds
         if compute_accuracy_bound(right, wrong, std, size) > 0 and size is not None:
@@ -426,12 +426,12 @@ def test_the_accuracy_stays_in_its_range():
 def test_the_standard_deviation_is_that_of_sampling_and_noise(size, accuracy, sigma, num_classes):
     draw, tests = np.random.default_rng(0), []
     p_C2 = np.array([[accuracy, 1 - accuracy]] * num_classes) / num_classes
-    for _ in range(1500):
+    for _ in range(3000):
         counts = draw.multinomial(size, p_C2.ravel()).reshape(p_C2.shape) + draw.normal(0, sigma, p_C2.shape)
         tests.append(make_test(np.rint(counts).astype(int).tolist(), sigma))
     for values in ([test.accuracy for test in tests], [test.recalls[0] for test in tests]):
         estimates, stated = np.array(values).T
-        assert np.mean(stated) == pytest.approx(np.std(estimates), rel=0.1)
+        assert np.mean(stated) == pytest.approx(np.std(estimates), rel=0.08)
     sampling_alone = math.sqrt(accuracy * (1 - accuracy) / size)
     if sigma > 1:
         assert np.std([test.accuracy[0] for test in tests]) > 1.2 * sampling_alone  # the wrong answer is rejected
