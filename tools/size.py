@@ -287,9 +287,7 @@ def main() -> int:
     if options.verbose:
         print(f"\n{json.dumps({**figures, 'details': details}, indent=2)}")
     for fault in details["kernel_faults"]:
-        print(
-            f"error: {fault}. Correct its list in {Path(__file__).name}.", file=sys.stderr
-        )
+        print(f"error: {fault}. Correct its list in {Path(__file__).name}.", file=sys.stderr)
     return 1 if details["kernel_faults"] else 0
 
 

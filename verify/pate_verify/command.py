@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from pate_verify import ARGUMENTS, ledger, release, sites
-from pate_verify.costs import EpsilonBounds, Event, compute_bounds
+from pate_verify.costs import EpsilonBounds, compute_bounds
+from pate_verify.events import Event
 from pate_verify.release import Check, check_epsilon
 
 EXIT_OK, EXIT_FAILED, EXIT_ERROR = 0, 1, 2

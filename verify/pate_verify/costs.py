@@ -1,7 +1,6 @@
 """Bounds on epsilon of privacy events, implemented from the papers for this check alone.
 
-An event is a mapping with kind, scale and count, as in ``release.json``. If mechanisms of different costs have the same
-event, the lower bound is the cost of one such mechanism.
+If mechanisms of different costs have the same event, the lower bound is the cost of one such mechanism.
 """
 
 from __future__ import annotations
@@ -9,18 +8,16 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
 from mpmath import mp, mpf
 
-Event = Mapping[str, Any]
-PURE_KINDS = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
-"""Kind of an event with a bounded privacy loss -> key of the bound."""
+from pate_verify.events import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss
+
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
-LIMITS_TEXT = "needs at most 1000000 steps, a noise multiplier of at least .3, and epsilon below 100"
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,6 @@ def compute_dominating_mu(event: Event) -> float:
         return float(_import_losses().compute_sampled_mu(*scales)) if event["failure_delta"] else 1e6  # above any cap
     with mp.workdps(50):
         return float(2 * mp.sqrt(2) * mp.erfinv(mp.tanh(mpf(get_max_loss(event)) / 2)))
-
-
-def get_max_loss(event: Event) -> float:
-    """Return the largest privacy loss of an event; infinite if the loss is unbounded."""
-    return float(event[PURE_KINDS[event["kind"]]]) if event["kind"] in PURE_KINDS else math.inf
 
 
 @functools.cache

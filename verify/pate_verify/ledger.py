@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pate_verify import costs
+from pate_verify.events import Event
 from pate_verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, TABLE_FILES, Check, ReleaseFolder, make_check
 
 
@@ -97,7 +98,7 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
         yield Check("cap", False, f"this ledger has no account {account['dataset']!r}")
 
 
-def _check_cap(terms: dict[str, Any], events: list[costs.Event]) -> Check:
+def _check_cap(terms: dict[str, Any], events: list[Event]) -> Check:
     """Check that the account's privacy filter keeps the cap for these events.
 
     Source: Smith & Thakurta 2022 (mu^2 is additive); Feldman & Zrnic 2021 (divergences of one order are additive).

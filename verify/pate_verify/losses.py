@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from pate_verify.costs import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss
+from pate_verify.events import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss
 
 MAX_STEPS = 10**6
 _GRID_STEP, _MAX_GRID_CELLS = 2.5e-4, 1 << 21

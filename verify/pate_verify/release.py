@@ -16,7 +16,8 @@ from typing import Any
 
 from mpmath import mp
 
-from pate_verify.costs import PURE_KINDS, EpsilonBounds, Event, compute_bounds
+from pate_verify.costs import EpsilonBounds, compute_bounds
+from pate_verify.events import PURE_KINDS, Event
 
 RELATIVE_TOLERANCE = 1e-9  # rounding of sums and roots
 LOOSE_FACTOR = 1.01
