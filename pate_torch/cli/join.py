@@ -32,7 +32,6 @@ from pate_torch.features.encoder import Encoder
 from pate_torch.release.renderer import check_empty_folder, print_summary
 from pate_torch.sites import training
 from pate_torch.sites.charter import Charter, Terms, read_charter
-from pate_torch.sites.descent import ask_step
 from pate_torch.sites.joiner import Joiner
 from pate_torch.sites.options import get_encoder_files
 from pate_torch.sites.points import read_columns
@@ -72,7 +71,7 @@ def _ask(parsed: argparse.Namespace) -> None:
     joiner = Joiner(parsed.folder)
     kind = _make_kind(parsed, joiner.charter)
     if isinstance(kind, Descent):
-        slot, raw, _ = ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
+        slot, raw, _ = training.ask_step(joiner, kind, parsed.epsilon, again=parsed.again)
     else:
         slot, raw, _ = joiner.ask(kind, parsed.epsilon)
     slots = joiner.list_slots(slot)

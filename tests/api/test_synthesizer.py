@@ -79,13 +79,13 @@ def read_entries(home, kind):
 
 def watch_values(monkeypatch):
     """Collect the sensitive values that are opened."""
-    values, inner = [], synthetic._open
+    values, inner = [], synthetic.open_counts
 
     def watched(value, mechanism, spending):
         values.append(value)
         return inner(value, mechanism, spending)
 
-    monkeypatch.setattr(synthetic, "_open", watched)
+    monkeypatch.setattr(synthetic, "open_counts", watched)
     return values
 
 

@@ -19,7 +19,7 @@ from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, LaplaceEvent, PureDPEvent, ZCDPEvent
 from pate_torch.accounting.filters import ExactCost, FilterCost
-from pate_torch.cli.ledger import main
+from pate_torch.cli.main import main as run_pate
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.privacy.accounts import BudgetExceeded, Charges
 from pate_torch.privacy.chain import LedgerError
@@ -32,6 +32,10 @@ FACTS = {"fingerprint": "f00d", "mechanism": "gaussian", "run": "runs/1"}
 
 
 BOTH = pytest.mark.parametrize("storage", ["sqlite", "postgres"], indirect=True)
+
+
+def main(arguments):
+    return run_pate(("ledger", *arguments))
 
 
 @pytest.fixture
