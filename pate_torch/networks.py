@@ -163,18 +163,19 @@ class WhitenAndClip(nn.Module):
 class _Rules(nn.Module):
     """R rules that accept or reject a point: one rule for two classes, or one rule for each of more classes.
 
-    ``evaluate`` returns whether each rule accepts each point, bool [B, R]. ``share_R`` is the share of the public
-    points that each rule accepts. If several rules accept a point, the rule with the smallest share wins. If no rule
-    accepts the point, the rule with the largest share wins. For two classes the logits are 0 and 40, so the softmax is
-    1 in float32.
+    ``share_R`` is the share of the public points that each rule accepts. If several rules accept a point, the rule with
+    the smallest share wins. If no rule accepts the point, the rule with the largest share wins. For two classes the
+    logits are 0 and 40, so the softmax is 1 in float32.
     """
-
-    evaluate: Callable[[Tensor], Tensor]
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.num_rules = 1 if num_classes == 2 else num_classes
         self.share_R = nn.Buffer(torch.zeros(self.num_rules))
+
+    def evaluate(self, x_BD: Tensor) -> Tensor:
+        """Return whether each rule accepts each point, bool [B, R]."""
+        raise NotImplementedError
 
     def forward(self, x_BD: Tensor) -> Tensor:
         is_yes_BR = self.evaluate(x_BD)

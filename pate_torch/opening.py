@@ -31,7 +31,7 @@ from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
-from pate_torch.release.charges import explained_interrupts
+from pate_torch.release.charges import explain_interrupts
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.store import UnfinishedCall, WrittenRelease
 from pate_torch.students.private_test import format_size_warning
@@ -122,7 +122,7 @@ class OpenRun:
                 splits = DataSplits.from_config(config, stages)
             facts = DatasetFacts.from_dataset(splits.data, config.partition)
             config = config.complete(facts, stages)
-            exit_stack.enter_context(explained_interrupts(config.root, facts.spec.name))
+            exit_stack.enter_context(explain_interrupts(config.root, facts.spec.name))
             owner = owner_file.read(config.root, facts.spec.name)
             config.validate(facts)
             planned_events = config.privacy_events(facts)

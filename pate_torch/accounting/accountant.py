@@ -98,7 +98,7 @@ def _compute_route_epsilons(events: tuple[PrivacyEvent, ...], delta: float, acco
             routes["gdp"] = functools.partial(gdp.compute_epsilon, mu, delta - failure_delta)
         # Of a DP-SGD run alone, all parameters were fixed. Other releases may have been chosen after it.
         is_single_run = len(events) == 1 and isinstance(events[0], SampledGaussianEvent) and events[0].count == 1
-        if (mu is None or is_single_run or accountant == "pld") and pld.can_cost(events):
+        if (mu is None or is_single_run or accountant == "pld") and pld.can_compose(events):
             routes["pld"] = functools.partial(pld.compute_epsilon, events, delta)
         routes["rdp"] = functools.partial(rdp.compute_epsilon, events, delta)
         if rho is not None:
@@ -123,7 +123,7 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
     dominating_events, domination_delta = split_off_deltas(domination.replace_sampled_gaussians(noise_events))
     if (mu := gdp.compute_total_mu(dominating_events)) is not None:
         deltas.append(gdp.compute_delta(epsilon, mu) + domination_delta)
-    elif pld.can_cost(noise_events):
+    elif pld.can_compose(noise_events):
         deltas.append(pld.compute_delta(noise_events, epsilon))
     pure_epsilon = compute_total_pure_epsilon(noise_events)
     if pure_epsilon is not None and pure_epsilon <= epsilon:

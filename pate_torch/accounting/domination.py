@@ -58,7 +58,7 @@ def compute_dominating_gaussian(event: SampledGaussianEvent, failure_delta: floa
 @lru_cache(maxsize=256)
 def _compute_mu(run: SampledGaussianEvent, failure_delta: float) -> float:
     low, high, epsilons, deltas = _MIN_STEP, _MAX_STEP, np.zeros(0), np.zeros(0)
-    last_epsilon = pld.compute_epsilon([run], failure_delta, 0.5) if pld.can_cost([run]) else math.inf
+    last_epsilon = pld.compute_epsilon([run], failure_delta, 0.5) if pld.can_compose([run]) else math.inf
     if math.isfinite(last_epsilon):
         epsilons = np.linspace(0.0, last_epsilon, _NUM_INTERVALS + 1)
         deltas = np.array([pld.compute_delta([run], epsilon) for epsilon in epsilons])

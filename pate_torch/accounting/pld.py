@@ -32,7 +32,7 @@ _ROUNDING_DELTA_PER_COMPOSITION = 1e-14
 an error of k 1e-16 log n."""
 
 
-def can_cost(events: Iterable[PrivacyEvent]) -> bool:
+def can_compose(events: Iterable[PrivacyEvent]) -> bool:
     """Whether the loss distribution of every event is known, and composing all of them takes at most a few seconds."""
     noise_events, _ = split_off_deltas(events)
     if not all(
@@ -112,7 +112,7 @@ def _compute_grid_step(noise_events: tuple[PrivacyEvent, ...]) -> float:
 def _compose(noise_events: tuple[PrivacyEvent, ...]) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    if not can_cost(noise_events):
+    if not can_compose(noise_events):
         rule = "have no known privacy loss distribution, or one that takes too long to compose"
         raise checks.error("events", noise_events, rule, "Use the RDP accountant.")
     step = _compute_grid_step(noise_events)

@@ -35,7 +35,7 @@ from pate_torch.api.inputs import (
     predict_all_classes,
     to_dense,
 )
-from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
+from pate_torch.api.messages import CLASSIFIER_WORDS, reword_errors
 from pate_torch.api.pate import PATE, select_student_network
 from pate_torch.core import checks, texts
 from pate_torch.core.device import parse_device
@@ -151,7 +151,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         tags.classifier_tags.poor_score = True  # scikit-learn's checks have a few dozen records, too few for privacy
         return tags
 
-    @reworded_errors(CLASSIFIER_WORDS)
+    @reword_errors(CLASSIFIER_WORDS)
     def fit(self, X: Any, y: Any = None, *, public: Any = None, groups: Any = None) -> PATEClassifier:
         """Charge the account and train the released model.
 
@@ -175,7 +175,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         self._check_parameters()
         self._seed = self._draw_seed()
         self.private_test_: PrivateTest | None = None
-        with self._explained_errors():
+        with self._explain_errors():
             x, label_N, pool = self._read_points(X, y, public)
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
@@ -203,7 +203,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         label_N = self.predict_proba(X).argmax(1)  # before classes_, because predict_proba checks for a fitted model
         return self.classes_[label_N]
 
-    @reworded_errors(CLASSIFIER_WORDS)
+    @reword_errors(CLASSIFIER_WORDS)
     def predict_proba(self, X: Any) -> np.ndarray:
         """Predict class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
@@ -221,7 +221,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             return self.student_.compute_probabilities(x).double().numpy()
         return predict_all_classes(self.student_, convert_points(self.student_, self._spec, x), len(self.classes_))
 
-    @reworded_errors(CLASSIFIER_WORDS)
+    @reword_errors(CLASSIFIER_WORDS)
     def save_release(self, folder: Path | str, *, evaluation: tuple[Any, Any] | None = None) -> Path:
         """Copy everything that may be published into a new folder.
 

@@ -23,7 +23,7 @@ from pate_torch.privacy.accounts import Charge, make_account_charged_error
 from pate_torch.privacy.ledger import find_account
 from pate_torch.privacy.partition import PARTITIONS
 from pate_torch.privacy.records import Dataset
-from pate_torch.release.charges import explained_interrupts, format_charges
+from pate_torch.release.charges import explain_interrupts, format_charges
 from pate_torch.release.store import UnfinishedCall
 from pate_torch.session import ReleaseStopped
 from pate_torch.teachers.store import TeacherStore
@@ -66,10 +66,10 @@ class AccountEstimator(BaseEstimator):
         return checks.integer("random_state", seed, low=0)
 
     @contextmanager
-    def _explained_errors(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Tell the owner what was charged if the fit is interrupted or stops after its first answers."""
         home, account, can_repeat = self._home, str(self.account), self.random_state is not None
-        with annotate_disk_error(home, account), explained_interrupts(home, account, can_repeat=can_repeat):
+        with annotate_disk_error(home, account), explain_interrupts(home, account, can_repeat=can_repeat):
             try:
                 yield
             except ReleaseStopped as stopped:

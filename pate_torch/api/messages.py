@@ -1,7 +1,7 @@
 """Messages of the Python interface, in the words of its callers.
 
 The errors of the package name the settings of train.py. Each class of the interface has a table that maps these names
-to arguments in Python, and ``reworded_errors`` translates every ValueError that one of its methods raises.
+to arguments in Python, and ``reword_errors`` translates every ValueError that one of its methods raises.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLASSIFIER_WORDS: Words = {
 
 
 @contextmanager
-def reworded_errors(words: Words) -> Iterator[None]:
+def reword_errors(words: Words) -> Iterator[None]:
     """Replace words in the message of every ValueError of the ``with`` block. The type of the error stays."""
     try:
         yield

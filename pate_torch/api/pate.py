@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.api.messages import PATE_WORDS, reworded_errors
+from pate_torch.api.messages import PATE_WORDS, reword_errors
 from pate_torch.config import DataSplits, PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import parse_device
@@ -171,7 +171,7 @@ class PATE:
     verbose: bool = True
     callback: Callback | None = None
 
-    @reworded_errors(PATE_WORDS)
+    @reword_errors(PATE_WORDS)
     def __post_init__(self) -> None:
         check_name(self.name)
         self._check_teacher()
@@ -233,7 +233,7 @@ class PATE:
 
     # ---- the stages ---------------------------------------------------------------------------------------------
 
-    @reworded_errors(PATE_WORDS)
+    @reword_errors(PATE_WORDS)
     def fit_teachers(self, x: Any, y: Array | None = None, *, unit_id: Any = None, public_x: Any = None) -> PATE:
         """Train one teacher per shard, or load stored teachers of the same recipe on the same records.
 
@@ -282,7 +282,7 @@ class PATE:
             self._panel = self._fit_panel(data)
         return self
 
-    @reworded_errors(PATE_WORDS)
+    @reword_errors(PATE_WORDS)
     def label(
         self,
         pool_x: Any,
@@ -347,7 +347,7 @@ class PATE:
         if self._session is not None:
             self._session.finish()
 
-    @reworded_errors(PATE_WORDS)
+    @reword_errors(PATE_WORDS)
     def fit_student(self, algorithm: Any = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public points free of charge, and save it with the release.
 
@@ -394,7 +394,7 @@ class PATE:
         save_student(self._student[1], session.release_dir / MODEL_FILE_NAME)
         return self._student[1]
 
-    @reworded_errors(PATE_WORDS)
+    @reword_errors(PATE_WORDS)
     def test_student(self) -> tuple[PrivateTest, Student]:
         """Charge and release the test of the final student on held-out units. Also return it with its temperature.
 
@@ -415,7 +415,7 @@ class PATE:
         assert test is not None and self._student is not None
         return test, self._student[1]
 
-    @reworded_errors(PATE_WORDS)
+    @reword_errors(PATE_WORDS)
     def report(
         self, test_x: Array | None = None, test_y: Array | None = None, *, pool_y: Array | None = None
     ) -> ReleaseReport:
@@ -468,7 +468,7 @@ class PATE:
         events = written.labels.reserved_events if written.record["private"] else None
         return attack_student(sides, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False)
 
-    @reworded_errors(PATE_WORDS)
+    @reword_errors(PATE_WORDS)
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
         """Make a ``PrivateLabeler`` of these teachers with a journal under ``home``. The caller must close the labeler.
 

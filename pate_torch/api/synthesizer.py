@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from pate_torch.api.estimator import AccountEstimator
 from pate_torch.api.inputs import is_table
-from pate_torch.api.messages import CLASSIFIER_WORDS, reworded_errors
+from pate_torch.api.messages import CLASSIFIER_WORDS, reword_errors
 from pate_torch.api.pate import PATE
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
@@ -72,7 +72,7 @@ class TabularSynthesizer(AccountEstimator):
     rounds: int = 0
     noise: str = "torch"
 
-    @reworded_errors(CLASSIFIER_WORDS)
+    @reword_errors(CLASSIFIER_WORDS)
     def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> TabularSynthesizer:
         """Charge the account, and fit the released model.
 
@@ -99,7 +99,7 @@ class TabularSynthesizer(AccountEstimator):
             groups, unit = X[checks.one_of("groups", groups, names)], f"group:{groups}"
         unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(code_NJ))
         checks.optional(checks.integer, "num_records_about", self.num_records_about)
-        with self._explained_errors():
+        with self._explain_errors():
             pate, method = self._make_pate_of_table(domain, unit)
             target_N = torch.from_numpy(code_NJ[:, method.target_index])
             pate.fit_teachers(torch.from_numpy(code_NJ.astype(np.float32)), target_N, unit_id=unit_ids)
@@ -130,7 +130,7 @@ class TabularSynthesizer(AccountEstimator):
         check_is_fitted(self, "model_")
         return self._table_type(self.model_.sample(num_rows, random_state))
 
-    @reworded_errors(CLASSIFIER_WORDS)
+    @reword_errors(CLASSIFIER_WORDS)
     def save_release(self, folder: Path | str, *, evaluation: Any = None) -> Path:
         """Copy everything that may be published into a new folder.
 

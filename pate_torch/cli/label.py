@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pate_torch.api.pate import InMemoryDataset
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import refusing_settings
+from pate_torch.cli.train import report_refusals
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.mechanisms.base import VoteMechanism
@@ -75,7 +75,7 @@ def build_config(cfg: DictConfig) -> RunConfig:
     )
 
 
-@refusing_settings
+@report_refusals
 def main(options: argparse.Namespace) -> None:
     """Run the command."""
     with hydra_config.open_configuration():

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import refusing_settings
+from pate_torch.cli.train import report_refusals
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.hypotheses import LearnOptions
@@ -58,7 +58,7 @@ def _print_bounds(options: LearnOptions, dimension: int) -> None:
         print(f"  {name:<20}{f'{math.ceil(n):,}' if n < 1e9 else f'{n:.2g}':>16}  {promise}")
 
 
-@refusing_settings
+@report_refusals
 def main(parsed: argparse.Namespace) -> None:
     """Run the command."""
     fields = dataclasses.fields(LearnOptions)

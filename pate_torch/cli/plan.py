@@ -35,7 +35,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import refusing_settings
+from pate_torch.cli.train import report_refusals
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.formatting import format_delta
@@ -69,7 +69,7 @@ PILOT_ADVICE = "Set it to a public benchmark, a file of public records, or your 
 DEFAULT_NUM_CLASSES = 2
 
 
-@refusing_settings
+@report_refusals
 def main(options: argparse.Namespace) -> None:
     """Run ``pate plan`` or ``pate diagnose``."""
     report = plan(options.settings, diagnoses=options.command == "diagnose")

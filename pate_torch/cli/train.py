@@ -90,7 +90,7 @@ def train() -> int:
     return 0
 
 
-def refusing_settings(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
+def report_refusals(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
     """Make a command that returns its exit code: 0, or 2 after one line if it refuses a setting of Hydra."""
 
     @functools.wraps(command)

@@ -24,6 +24,9 @@ from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 MIN_ACCEPTANCE_RATE = 1e-4
 """Smallest acceptance rate of proposals that ``run_logistic_exponential`` allows."""
 
+VACUOUS_ALPHA = 0.5
+"""Default excess error. Its promise is so weak that only very small samples cause a warning."""
+
 _CPU = torch.device("cpu")
 
 
@@ -91,7 +94,7 @@ def run_exponential_mechanism(
     *,
     epsilon: float,
     budget: NoiseProvider,
-    alpha: float = 0.5,
+    alpha: float = VACUOUS_ALPHA,
 ) -> ChosenHypothesis:
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
 
@@ -160,7 +163,7 @@ def run_sspp(
     *,
     epsilon: float,
     budget: NoiseProvider,
-    alpha: float = 0.5,
+    alpha: float = VACUOUS_ALPHA,
     beta: float = 0.5,
 ) -> ChosenHypothesis:
     """Choose among one hypothesis for each dichotomy of the *public* points by the errors on the sample.
@@ -212,7 +215,7 @@ def _compute_min_curvature(radius: float) -> float:
 
 
 def run_logistic_exponential(
-    sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: NoiseProvider, alpha: float = 0.5
+    sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: NoiseProvider, alpha: float = VACUOUS_ALPHA
 ) -> ChosenHypothesis:
     """Draw theta in the ball with density ~ exp(-epsilon n J(theta)/(2 R)), J = mean log-loss + ridge |theta|^2/2.
 

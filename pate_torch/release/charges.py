@@ -38,7 +38,7 @@ def format_charges(home: Path, account: Account, charges: Sequence[Charge]) -> s
 
 
 @contextmanager
-def explained_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> Iterator[None]:
+def explain_interrupts(home: Path, name: str, *, can_repeat: bool = True) -> Iterator[None]:
     """Add to a KeyboardInterrupt, for the owner, what the block charged to account ``name`` and how to go on.
 
     ``can_repeat`` states whether a repeated call has the same seed, so that the repeated call can finish the release.

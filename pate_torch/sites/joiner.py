@@ -208,7 +208,7 @@ class Joiner:
         rounds = [each.round for each in self.load_rounds()]
         return [other for other, each in enumerate(rounds) if each.files == rounds[slot].files]
 
-    # ---- costs -----------------------------------------------------------------------------------------------------
+    # ---- costs ------------------------------------------------------------------------------------------------------
 
     def compute_guarantees(self, slots: Iterable[int] | None = None) -> dict[int, Guarantee]:
         """Compute the guarantee of the rounds of these slots together against each number of colluding sites.

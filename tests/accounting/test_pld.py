@@ -51,8 +51,8 @@ def test_laplace_loss_distribution_of_one_is_exact():
 
 def test_loss_distribution_is_left_alone_where_it_cannot_be_trusted():
     assert pld.compute_epsilon([LaplaceEvent(ratio=0.1, count=1000)], 1e-14) == math.inf
-    assert not pld.can_cost([ZCDPEvent(rho=0.1)])
-    assert not pld.can_cost([LaplaceEvent(ratio=1.0, count=10**6), LaplaceEvent(ratio=1e-7)])
+    assert not pld.can_compose([ZCDPEvent(rho=0.1)])
+    assert not pld.can_compose([LaplaceEvent(ratio=1.0, count=10**6), LaplaceEvent(ratio=1e-7)])
     with pytest.raises(ValueError):
         pld.compute_epsilon([ZCDPEvent(rho=0.1)], 1e-5)
 
@@ -86,4 +86,4 @@ def test_a_run_of_dp_sgd_is_claimed_by_its_loss_distribution():
 
 def test_a_run_that_takes_too_long_is_left_to_renyi_divergences():
     mixed = [SampledGaussianEvent(rate=0.5, noise_multiplier=0.2, steps=5), LaplaceEvent(ratio=1e-4)]
-    assert not pld.can_cost(mixed)
+    assert not pld.can_compose(mixed)

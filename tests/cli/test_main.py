@@ -8,7 +8,7 @@ import pytest
 
 import pate_torch
 from pate_torch.cli import main as cli
-from pate_torch.cli.train import refusing_settings
+from pate_torch.cli.train import report_refusals
 from tests import ROOT
 from tests.command_runs import TINY, train
 
@@ -159,7 +159,7 @@ def test_a_closed_output_ends_quietly(words):
 
 @pytest.mark.parametrize(
     "command",
-    [lambda file: cli._dispatch("verify", "--claim", file), refusing_settings(lambda _: print("a plan"))],
+    [lambda file: cli._dispatch("verify", "--claim", file), report_refusals(lambda _: print("a plan"))],
     ids=["verify", "plan"],
 )
 def test_a_command_that_refuses_arguments_lets_a_closed_output_end_it(command, monkeypatch, tmp_path):
