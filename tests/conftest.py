@@ -8,10 +8,13 @@ import pickle
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("no_deadline", deadline=None)  # a busy machine is no failure of a test
+hypothesis.settings.load_profile("no_deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)

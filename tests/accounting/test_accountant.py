@@ -55,7 +55,7 @@ def test_laplace_oracles():
     assert values["rdp"] < rdp.compute_epsilon([LaplaceEvent(ratio=2 / 20, count=100)], 1e-5)
 
 
-few_examples = settings(deadline=None, max_examples=25)
+few_examples = settings(max_examples=25)
 
 
 @few_examples
@@ -89,7 +89,7 @@ mixed = st.lists(
 
 @pytest.mark.slow(reason="composes 120 random lists of events")
 @given(mixed, mixed)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_more_events_never_cost_less(first, second):
     with_zcdp = [*first, ZCDPEvent(rho=1e-6)]  # keeps to the fast routes
     less, more = compute_guarantee(with_zcdp, 1e-5), compute_guarantee([*with_zcdp, *second], 1e-5)

@@ -41,7 +41,7 @@ events = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(events, max_size=5))
 def test_json_round_trip_is_exact_and_canonical(facts):
     text = to_json(facts)

@@ -43,7 +43,7 @@ def test_the_exact_gaussian_cost_is_never_below_the_true_one():
     assert below > 40
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(1e-3, 50), st.floats(1e-12, 0.9))
 def test_gaussian_mu_inverts_epsilon_from_below(target_epsilon, target_delta):
     mu = gdp.compute_mu(target_epsilon, target_delta)
@@ -51,7 +51,7 @@ def test_gaussian_mu_inverts_epsilon_from_below(target_epsilon, target_delta):
     assert gdp.compute_delta(target_epsilon, mu * (1 + 1e-6)) > target_delta
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(1e-9, 300))
 def test_a_pure_mechanism_is_dominated_by_its_gaussian_and_by_no_smaller(loss):
     mu = gdp.compute_mu_of_pure_epsilon(loss)

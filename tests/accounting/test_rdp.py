@@ -109,7 +109,7 @@ def test_bounded_range_dominates_the_exponential_mechanism():
     assert (worst >= 0.95 * bound).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(1e-9, 50), st.floats(1.001, 5e3))
 def test_curves_keep_their_known_bounds(ratio, order):
     slack = 1 + 1e-9

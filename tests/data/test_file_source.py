@@ -50,7 +50,7 @@ NEW_ROWS = st.tuples(
         (Text, {"column": "height", "roles": "position", "classes": CLASSES}, ["replace"]),
     ],
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(draw=st.data())
 def test_a_private_row_changes_its_unit_only(source, options, changes, files, tmp_path_factory, draw):
     """The public points, the test records, the facts and all other private records stay the same."""

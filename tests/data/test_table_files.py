@@ -95,7 +95,7 @@ def test_quotes_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
     assert to_lists(table) == {"a": ["1,5", 'say "so"'], "b, or c": ["", "x"]}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     CSV_ROWS.flatmap(lambda rows: st.sampled_from(["\n", "\r\n"]).map(lambda end: end.join(["a,b", *rows, ""])))
     | CSV_ROWS.map("\n".join)

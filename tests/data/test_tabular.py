@@ -45,7 +45,7 @@ LONG_NUMBERS = ["9007199254740993", "-12345678901234567890", "0.1234567890123456
 ID_CELLS = st.sampled_from(["", "a", "1e+20", "1E+20", *LONG_NUMBERS])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(ID_CELLS | st.floats().map(str), ID_CELLS | st.text(max_size=20)), min_size=1, max_size=6))
 def test_the_ids_of_rows_are_those_of_each_row_alone(rows):
     columns = {

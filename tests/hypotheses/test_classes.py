@@ -86,7 +86,7 @@ def test_vc_dimension_is_attained_and_not_exceeded(hypotheses, features):
 
 
 @pytest.mark.parametrize("hypotheses,features", CLASSES, ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_enumeration_and_error_counts_hold_on_any_points(hypotheses, features, data):
     """No two hypotheses agree, there are no more than Sauer and Shelah allow, and errors are those of a loop."""

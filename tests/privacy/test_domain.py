@@ -44,7 +44,7 @@ def encode(name, *cells):
 # ---- cells -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(*[CELLS] * 5), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_the_code_of_a_cell_depends_on_no_other_cell(rows, random):
     def encode_rows(chosen, as_frame):

@@ -178,7 +178,7 @@ def check_row_by_row(entry, folder, max_examples=12):
 
     how = {"derandomize": True, "database": None, "phases": [Phase.generate], "report_multiple_bugs": False}
 
-    @settings(max_examples=max_examples, deadline=None, **how)
+    @settings(max_examples=max_examples, **how)
     @given(ROW, before, others, before, others)
     def check(row, before, after, other_before, other_after):
         if entry == "images":

@@ -36,7 +36,7 @@ def encode_cell(column, cell):
     return [float(normalize_class_name(cell.strip()) == value) for value in column.categories]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=8), st.data())
 def test_a_schema_encodes_each_cell_by_itself(rows, data):
     table = dict(zip("abc", map(list, zip(*rows, strict=True)), strict=True))
@@ -147,7 +147,7 @@ def test_a_schema_goes_through_json_and_damage_is_refused(damaged):
 NUMBER_TEXTS = ["0x1p3", "+.5", "1e-400", "1e39", "Infinity", "-nan", "nan(1)", "\u0661", "1e5 ", "9" * 400, "5e-324"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(NUMBER_TEXTS) | CELLS | st.floats().map(str), min_size=1, max_size=5), st.booleans())
 def test_an_arrow_column_is_encoded_as_a_list(cells, has_fill):
     """Arrow parses numbers faster than Python, and to the same numbers."""
