@@ -370,11 +370,20 @@ class PATE:
         if isinstance(algorithm, str) and issubclass(STUDENTS.get(algorithm, LabelSpreading), GradientStudent):
             options = {"network": select_student_network(session.facts.spec)} | options
         config = replace(session.config, student=_make_student("algorithm", algorithm, options))
-        with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as student_session:
+        with self._reopen_run(config, session.splits.data) as student_session:
             config.check_students(student_session.facts)
             self._student = student_session.fit(written)
         assert self._student is not None
         return self._student[1]
+
+    @contextmanager
+    def _reopen_run(self, config: RunConfig, data: Dataset) -> Iterator[ReleaseSession]:
+        """Hold the folder of a run that has released labels, so that files of a killed call are found and removed."""
+        with (
+            run_folders.hold_run_folder(config.folder),
+            ReleaseSession.open_uncharged(config, data, self._clock) as session,
+        ):
+            yield session
 
     def _fit_network(self, network: Network, facts: DatasetFacts, labels: Release) -> Student:
         network.check("algorithm", facts.spec)
@@ -391,7 +400,8 @@ class PATE:
         assert self._student is not None
         name, student = self._student
         self._student = name, student.adjust_logits(multiple, offset_C)
-        save_student(self._student[1], session.release_dir / MODEL_FILE_NAME)
+        with run_folders.hold_run_folder(session.config.folder):
+            save_student(self._student[1], session.release_dir / MODEL_FILE_NAME)
         return self._student[1]
 
     @reword_errors(PATE_WORDS)
@@ -404,10 +414,7 @@ class PATE:
         session, _ = self._require_labels()
         if self._student is None or session.config.test_mechanism is None or session.budget is None:
             raise ValueError("private_test: needs PATE(private_test=0.1), and a student. Call fit_student() first.")
-        with (
-            run_folders.hold_run_folder(session.config.folder),
-            ReleaseSession.open_uncharged(session.config, session.splits.data, self._clock) as test_session,
-        ):
+        with self._reopen_run(session.config, session.splits.data) as test_session:
             test_session.budget = replace(session.budget, ledger=test_session.ledger)
             test_session.splits, test_session.reservation_ids = session.splits, session.reservation_ids
             self._student = test_session.test(self._student)
@@ -438,7 +445,7 @@ class PATE:
             pool_label_P = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=pool_label_P)
         data = replace(session.splits.data, evaluation=evaluation)
-        with ReleaseSession.open_uncharged(session.config, data, self._clock) as report_session:
+        with self._reopen_run(session.config, data) as report_session:
             report_session.reservation_ids = list(session.reservation_ids)
             return report_session.write_report(written, self._student)
 

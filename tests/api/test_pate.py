@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -293,6 +294,23 @@ def test_the_student_that_guides_rounds_is_small_and_can_be_chosen(make, monkeyp
     pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student=Supervised(network="logistic", steps=4))
     assert [(guide.network, guide.steps) for guide in guides[1:]] == [("logistic", 4)] * 2
     assert pate.epsilon == cost(15)  # another guide asks other queries
+
+
+def test_whatever_writes_into_the_folder_of_a_release_holds_its_lock(finished, monkeypatch):
+    """So the next run finds and removes the unfinished files of a call that was killed while it wrote."""
+    replace, held = Path.replace, {}
+
+    def watched(temporary, path):
+        held[Path(path).name] = (finished.folder.parent / ".lock").exists()
+        return replace(temporary, path)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    finished.fit_student("supervised", steps=2)
+    finished.report()
+    assert {"student.safetensors", "summary.json", "report.html"} <= set(held) and all(held.values())
+    held.clear()
+    finished.adjust_student(1.0, torch.zeros(3))
+    assert held == {"student.safetensors": True}
 
 
 def test_the_owner_may_attack_the_student(finished):

@@ -111,8 +111,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 
     case = GRADIENTS | {"partition": "replace_one"}
     assert not faults(case)
-    monkeypatch.setattr("pate_torch.methods.gradients.make_vector_sum_sensitivity", short)
-    monkeypatch.setattr(gradient_descent, "make_vector_sum_sensitivity", short)
+    monkeypatch.setattr("pate_torch.privacy.sensitive.make_vector_sum_sensitivity", short)
     assert "L2" in faults(case, times=4)
 
 
