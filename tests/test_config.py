@@ -248,6 +248,7 @@ COMMAND_LINES = [
     ("mechanism.sigma=${recommended.nope}", "mechanism.sigma", "recommended.nope"),
     ("recommended=null", "recommended"),
     ("study=foo", "study='foo'", "_target_"),
+    ("guide_student=supervised", "guide_student='supervised'", "Set student@guide_student=<name>"),
     ("quiet=3", "quiet=3", "true or false"),
     ("executor.workers=0", "executor.workers=0", "[1,"),
     ("baseline=maybe", "baseline='maybe'", "true or false"),

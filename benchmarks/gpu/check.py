@@ -39,12 +39,8 @@ SMALL_RUN = (
     *("dataset.private=480", "dataset.public=200", "dataset.test=200", "method=teachers", "num_teachers=8"),
     *("teacher=mlp", "teacher.steps=60", "query=random", "num_queries=60", "mechanism.sigma=.5"),
     *("student=supervised", "student.network=mlp", "student.steps=60", "student.augment=null", "membership=none"),
-    *(
-        "guide_student=supervised",
-        "baseline=false",
-        "privacy.opening_budget=1e5",
-        "privacy.allow_uninformative_labels=true",
-    ),
+    *("student@guide_student=supervised", "baseline=false"),
+    *("privacy.opening_budget=1e5", "privacy.allow_uninformative_labels=true"),
 )
 
 

@@ -53,7 +53,7 @@ def _make_student_fit(setup: Setup, algorithm: StudentAlgorithm) -> Fit:
 def check_repeatability(setup: Setup) -> Iterator[Finding]:
     """Fit every student and the contrastive encoder twice."""
     steps = setup.choose(40, 3)
-    students = workloads.make_students(setup, steps) | workloads.make_combined_students(setup, steps)
+    students = workloads.make_students(setup, steps) | workloads.make_other_students(setup, steps)
     for name, fit in make_fits(setup, students, steps).items():
         same = _is_repeatable(fit)
         value = "the same bits" if same else f"differs by {_find_nondeterministic_operations(fit)}"

@@ -115,16 +115,16 @@ def make_students(setup: Setup, steps: int) -> dict[str, StudentAlgorithm]:
         "supervised": Supervised(**options),
         "fixmatch": FixMatch(**unlabeled),
         "vat": Vat(**unlabeled),
-        "label_spreading": LabelSpreading(),
     }
 
 
-def make_combined_students(setup: Setup, steps: int) -> dict[str, StudentAlgorithm]:
-    """Make students that consist of several students."""
+def make_other_students(setup: Setup, steps: int) -> dict[str, StudentAlgorithm]:
+    """Make students that consist of several students, and one that trains no network."""
     students = make_students(setup, steps)
     return {
         "ensemble": PooledStudent(member=students["supervised"], members=2),
         "self_training": SelfTraining(first_student=students["fixmatch"], later_students=students["supervised"]),
+        "label_spreading": LabelSpreading(),
     }
 
 

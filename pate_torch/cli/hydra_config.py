@@ -227,7 +227,8 @@ def instantiate_component(cfg: DictConfig, key: str, kind: Any, **components: An
         ValueError: The target does not exist, refuses its arguments, or returns an object of another type. The message
             starts with the key as users write it.
     """
-    node, fix = cfg[key], f"Set {key}=<name> to select a component. python train.py --help lists the names."
+    option = "student@guide_student" if key == "guide_student" else key
+    node, fix = cfg[key], f"Set {option}=<name> to select a component. python train.py --help lists the names."
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         if OmegaConf.is_dict(node) and isinstance(None, kind):
             return None
