@@ -246,9 +246,9 @@ class PATE:
             y: PRIVATE. Class numbers, integers [N]. None for the labels of a Dataset or a folder.
             unit_id: Stable ids [N] of the privacy units: strings, integers, booleans or dates. None if each
                 record is a unit, even if it equals another.
-            public_x: Public points that determine the normalization if ``mean`` is None, and the form of the points of
-                a Dataset or a folder. If both are None, images are normalized by mean 1/2 and standard deviation 1/4,
-                and rows are not normalized.
+            public_x: Public points that determine the normalization if ``mean`` is None, the form of the points of a
+                Dataset or a folder, and the features of a recipe with ``start``. If both are None, images are
+                normalized by mean 1/2 and standard deviation 1/4, and rows are not normalized.
 
         Raises:
             ValueError: An argument is wrong, or stored teachers cannot be loaded.
@@ -274,7 +274,10 @@ class PATE:
         if isinstance(self.teacher, PrivateMethod):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
-            self._get_recipe(data.spec).check(data.spec)
+            recipe = self._get_recipe(data.spec)
+            recipe.check(data.spec)
+            if recipe.start is not None and not len(public):
+                raise checks.error("public_x", None, "must be the points from which teacher.start learns features")
             method = self._make_teacher_votes(data.spec, num_queries=1)
             with ReleaseSession.open_uncharged(self.make_config(data, method), data, self._clock) as session:
                 self._stored_teachers, _ = method.load_or_train(session.make_inputs())

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from torchvision.transforms import v2
 from pate_torch import PATE, Network, load_student
 from pate_torch.accounting import gdp
 from pate_torch.core.executors import Workers
+from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
@@ -27,11 +29,12 @@ from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.base import Margin
 from pate_torch.students.training import Supervised
 from pate_torch.teachers import engine
-from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
 from tests.worlds import clouds
 
 DELTA = 1e-4
 RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05)
+PUBLIC_START = replace(RECIPE, start=PublicStart(features=FourierFeatures()))
 TRAINING = {"steps": 25, "batch_size": 8, "optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
 X, Y = clouds(200, 0)
 POOL, POOL_Y = clouds(80, 1)
@@ -68,14 +71,14 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize(
     "teacher",
-    [RECIPE, DecisionTreeClassifier(), Network(Net, **TRAINING)],
-    ids=["recipe", "tree", "module"],
+    [RECIPE, PUBLIC_START, DecisionTreeClassifier(), Network(Net, **TRAINING)],
+    ids=["recipe", "public start", "tree", "module"],
 )
 def test_from_tensors_to_a_reported_student(make, teacher):
     # Trees disagree: more noise would outvote them.
     pate = make(teacher=teacher, mechanism=GNMax(sigma=1.5), budget_epsilon=60.0)
     assert pate.epsilon == 0
-    release = pate.fit_teachers(X, Y).label(POOL, num_queries=40)
+    release = pate.fit_teachers(X, Y, public_x=POOL).label(POOL, num_queries=40)
     assert pate.epsilon == cost(40, 1.5)
     assert float((release.label_Q == POOL_Y[release.query_Q]).float().mean()) > 0.8
     assert pate.report().record.student is None and not (pate.folder / "student.safetensors").exists()
@@ -212,6 +215,8 @@ def test_the_stages_have_an_order_and_bad_arguments_are_named(make):
         make(teacher=Net()).fit_teachers(X, Y)
     with pytest.raises(ValueError, match=r"0\.\.1"):
         make(classes=2).fit_teachers(X, Y + 2)
+    with pytest.raises(ValueError, match="public_x=None: must be the points from which"):
+        make(teacher=PUBLIC_START).fit_teachers(X, Y)
     with pytest.raises(ValueError, match="x='DataFrame': must be an array"):
         pate.fit_teachers(pd.DataFrame(X.numpy()), Y)
     pate.fit_teachers(X.numpy(), Y.numpy())

@@ -187,8 +187,9 @@ def _pate(plan: RunConfig) -> tuple[Any, PATE]:
         budget_epsilon=plan.privacy.opening_budget, partition=plan.partition, unit=data.private.unit,
         mean=data.spec.mean, std=data.spec.std, **voters,
     )  # fmt: skip
-    y = data.private.y
-    return data, made.fit_teachers(data.private.x, y, unit_id=data.private.unit_id)
+    private, start = data.private, getattr(voters["teacher"], "start", None)
+    public_x = None if start is None else data.pool.x
+    return data, made.fit_teachers(private.x, private.y, unit_id=private.unit_id, public_x=public_x)
 
 
 def _teacher(method: PrivateMethod) -> Any:
