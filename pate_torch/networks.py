@@ -239,11 +239,13 @@ def remove_head(network: nn.Module) -> nn.Module:
 def make_feature_extractor(network: nn.Module) -> nn.Module:
     """Copy a network without its classifier. The inputs of the classifier are the features.
 
-    For a ``Voting`` network, the features of all members are concatenated. For a network without a linear layer, the
-    features are the flattened points.
+    For a ``Voting`` network, the features of all members are concatenated. For a vote of the nearest points, they are
+    the features in which points are near. For a network without a linear layer, they are the flattened points.
     """
     if isinstance(network, Voting):
         return ConcatFeatures([make_feature_extractor(member) for member in network.members])
+    if isinstance(network, nn.Sequential) and isinstance(network[-1], NeighborVote):
+        return nn.Sequential(copy.deepcopy(network[0]), nn.Flatten())
     try:
         return remove_head(copy.deepcopy(network))
     except ValueError:

@@ -14,6 +14,7 @@ from pate_torch.privacy.whitening import Whitening
 from pate_torch.students import semi_supervised
 from pate_torch.students.base import StudentTask
 from pate_torch.students.self_training import SelfTraining
+from pate_torch.students.semi_supervised import LabelSpreading
 from pate_torch.students.training import Supervised
 from tests.worlds import IMAGES, images
 
@@ -83,6 +84,17 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
     ]
     assert torch.allclose(make_feature_extractor(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
     assert not torch.allclose(apart[0], apart[1])
+
+
+@pytest.mark.parametrize("network", ["small_cnn", None])
+def test_features_of_label_spreading_are_those_in_which_points_are_near(network):
+    """Its network has linear layers inside, and none at the end."""
+    x, y = images(60, seed=1)
+    design = {"network": network, "network_options": {"channels": (4, 8), "hidden": 16}, "steps": 2}
+    features = None if network is None else ContrastiveFeatures(**design)
+    spreading = LabelSpreading(features=features).fit(StudentTask(IMAGES, x, torch.arange(60), y), seed=0, device=CPU)
+    seen, place_PD = IMAGES.normalize(x), spreading.module[-1].place_PD
+    assert torch.allclose(make_feature_extractor(spreading.module)(seen), place_PD, atol=1e-6)
 
 
 def test_a_model_that_was_not_released_is_not_published():
