@@ -185,7 +185,7 @@ def _pate(plan: RunConfig) -> tuple[Any, PATE]:
     made = PATE(
         "toy", classes=data.spec.num_classes, delta=plan.privacy.delta, home=plan.root,
         budget_epsilon=plan.privacy.opening_budget, partition=plan.partition, unit=data.private.unit,
-        mean=data.spec.mean, std=data.spec.std, **voters,
+        mean=data.spec.mean, std=data.spec.std, spend_anyway=plan.privacy.spend_anyway, **voters,
     )  # fmt: skip
     private, start = data.private, getattr(voters["teacher"], "start", None)
     public_x = None if start is None else data.pool.x
