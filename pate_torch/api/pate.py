@@ -276,7 +276,7 @@ class PATE:
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
             recipe = self._get_recipe(data.spec)
             recipe.check(data.spec)
-            if recipe.start is not None and not len(public):
+            if recipe.start is not None and public_x is None:
                 raise checks.error("public_x", None, "must be the points from which teacher.start learns features")
             method = self._make_teacher_votes(data.spec, num_queries=1)
             with ReleaseSession.open_uncharged(self.make_config(data, method), data, self._clock) as session:
@@ -381,7 +381,7 @@ class PATE:
 
     @contextmanager
     def _reopen_run(self, config: RunConfig, data: Dataset) -> Iterator[ReleaseSession]:
-        """Hold the folder of a run that has released labels, so that files of a killed call are found and removed."""
+        """Open the run that released the labels again, and hold its folder while files are written there."""
         with (
             run_folders.hold_run_folder(config.folder),
             ReleaseSession.open_uncharged(config, data, self._clock) as session,

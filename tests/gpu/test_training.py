@@ -39,7 +39,7 @@ FIELDS = ("method", "teacher", "features", "query", "student", "selection", "mem
 """What decides what a run computes where."""
 
 
-NEEDED = {
+REQUIREMENTS = {
     "released_model": {"method": "gradients"},
     "count_regression": {"mechanism": "gaussian counts=True"},
     "gradients plans_from_counts=True": {"class_counts": "class_counts"},
@@ -53,7 +53,7 @@ def options(field: str) -> list[str]:
 
 def config(home, **chosen: str):
     """The toy run on images, with these options of some fields."""
-    chosen = {key: name for option in chosen.values() for key, name in NEEDED.get(option, {}).items()} | chosen
+    chosen = {key: name for option in chosen.values() for key, name in REQUIREMENTS.get(option, {}).items()} | chosen
     (x, y), short = images(160, 0), {"guide_student": "supervised", "student": "supervised"}
     squares = Tensors(
         name="squares", class_names=3, x=x[:80], y=y[:80], pool_x=x[80:130], pool_y=y[80:130],

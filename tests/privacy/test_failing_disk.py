@@ -15,7 +15,7 @@ from tests.killed_runs import fork_server, half_written, unsound
 REFITS = ("gradients", "teachers", "dpsgd", "texts")
 """Kinds whose second call is refused unless allow_refit=True."""
 STRIDE = int(os.environ.get("FAILING_DISK_STRIDE", "37"))
-"""Of the slow test: 1 lets every operation fail, which takes hours."""
+"""The slow test lets one operation in so many fail. With 1, every operation fails, which takes hours."""
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,8 @@ def test_all_that_touches_records_holds(form, record_property):
 def test_every_triple_of_the_other_choices_holds(half, record_property):
     """With every other mechanism. What touches records is drawn at random for each row."""
     draw, tally, space = np.random.default_rng(SEED), cases.Tally(), cases.space()
-    drawn = (*cases.RECORDS, "guide_student", "executor")
-    others = {name: known for name, known in space.items() if name not in drawn}
+    names = space.keys() - {*cases.RECORDS, "guide_student", "executor"}
+    others = {name: known for name, known in space.items() if name in names}
     others["mechanism"] = others["mechanism"][half::2]
     array = choices.Covering(others, SEED)
     for row in array.rows():
@@ -68,7 +68,7 @@ def attempted(row, draw, tally) -> bool:
     """Whether one of a few cases of which a plan can be made, with these values, is accepted."""
     tried = 0
     for _ in range(60):
-        case = cases.at_random(draw, row | {"executor": "processes"}, plain=0.5)  # others take seconds to start
+        case = cases.at_random(draw, row | {"executor": cases.PLAIN["executor"]}, plain=0.5)  # others start slowly
         if not cases.plausible(case):
             continue
         if cases.attempt(case, tally, most=1, seed=SEED):
