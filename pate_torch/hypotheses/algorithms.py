@@ -22,7 +22,7 @@ from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps
 from pate_torch.hypotheses.sample import Floats, Sample
 from pate_torch.privacy.noise import DryRunNoise, NoiseProvider
 from pate_torch.privacy.partition import DatasetFacts
-from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
+from pate_torch.privacy.records import PrivateRecords
 
 # ---- Problems --------------------------------------------------------------------------------------------------------
 
@@ -94,9 +94,6 @@ def make_problems(
     determines their order. ``delta`` is that of the account.
     """
     spec = facts.spec
-    if facts.unit not in ("record", LABEL_UNIT):
-        problem = f"protects single records, but the privacy unit is {facts.unit}"
-        raise checks.error("partition", "replace_one", problem, "Omit dataset.group.")
     if len(spec.input_shape) != 1:
         problem = "must be a table of features for these algorithms"
         raise checks.error("dataset.name", spec.name, problem, "For images, use pate train.")

@@ -35,6 +35,14 @@ PURPOSE_TEST = "test of the model on held-out units"
 """Usual purposes of a reservation, as the ledger stores them."""
 
 
+def check_unit(key: str, adjacency: str, unit: str) -> None:
+    """Raise ValueError, which names ``key``, if the neighboring relation does not protect units of several records."""
+    if adjacency == "replace_one" and unit.startswith("group:"):
+        fix = f"Use {key}=add_remove, which protects all records of a unit together, or let each record be a unit."
+        problem = f"protects single records, but the privacy unit is {unit}"
+        raise checks.error(key, adjacency, problem, fix)
+
+
 class BudgetExceeded(ValueError):
     """The release would exceed the cap of the account. Nothing was drawn or charged.
 

@@ -39,6 +39,7 @@ from pate_torch.privacy.accounts import (
     Charge,
     Claim,
     apply_entry,
+    check_unit,
     is_within,
     make_account_charged_error,
     make_budget_exceeded_error,
@@ -126,13 +127,15 @@ class Ledger:
         (``PrivacyFilter.from_planned_events``).
 
         Raises:
-            ValueError: The account is charged or closed, and the requested terms differ from the stored terms.
+            ValueError: The account is charged or closed, and the requested terms differ from the stored terms, or the
+                adjacency does not protect the unit.
         """
         if not name or name != name.strip():
             raise checks.error("account", name, "must be a name without spaces around it")
         checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
         if not unit:
             raise checks.error("unit", unit, 'must name the privacy unit, such as "record"')
+        check_unit("adjacency", adjacency, unit)
         terms: dict[str, Any] = {"adjacency": adjacency, "unit": unit, "noise": noise, "held_out": held_out}
         filter_terms: dict[str, Any] = {"delta_reserve": delta_reserve, "filter": filter}
         with self._chain.transaction():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from pate_torch.core import checks, rng
+from pate_torch.privacy.accounts import check_unit
 from pate_torch.privacy.records import ADJACENCIES, LABEL_UNIT, Dataset, DataSpec, PrivateRecords, PublicPool, Shards
 from pate_torch.privacy.unit_ids import UnitIds, compute_keyed_hash, make_position_ids
 
@@ -101,10 +102,7 @@ class ReplaceOne(Partition):
     adjacency: ClassVar[str] = "replace_one"
 
     def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:
-        if unit not in ("record", LABEL_UNIT):
-            problem = f"protects single records, but the privacy unit is {unit}"
-            fix = "Use partition=add_remove, which keeps all of a unit's records in one shard."
-            raise checks.error("partition", self.name, problem, fix)
+        check_unit("partition", self.adjacency, unit)
         if num_units is not None:
             fix = f"There are {num_units} private records, which is public here, and every teacher needs at least one."
             checks.integer("num_teachers", num_teachers, low=1, high=max(num_units, 1), fix=fix)
@@ -163,7 +161,8 @@ class DatasetFacts:
         return self.partition.adjacency
 
     def check_adjacency(self) -> None:
-        """Raise ValueError if a change of one unit could affect other records of these data."""
+        """Raise ValueError if a change of one unit could affect other records, or is not one change of the relation."""
+        check_unit("partition", self.adjacency, self.unit)
         if self.adjacency not in self.supported_adjacencies:
             problem = f"is not supported by {self.spec.name}, because a change of one unit could affect other records"
             raise checks.error("partition", self.adjacency, problem, self.advice)

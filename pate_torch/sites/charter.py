@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from pate_torch.core import checks
+from pate_torch.privacy.accounts import check_unit
 from pate_torch.privacy.records import ADJACENCIES
 from pate_torch.sites import signed
 from pate_torch.sites.keys import KeyFile, read_key_file
@@ -178,6 +179,7 @@ def _check_terms(file: SignedFile, num_sites: int, terms: Terms) -> None:
     if (terms.adjacency == "replace_one") != all(terms.records):
         problem = "must state the records of each site under replace_one, and zeros under add_remove"
         raise file.make_error(problem, "Under add_remove the numbers of records are private.")
+    check_unit("adjacency", terms.adjacency, terms.unit)
 
 
 def _check_keys(file: SignedFile, sites: Sequence[KeyFile], joiner_key: bytes) -> None:

@@ -24,7 +24,6 @@ from pate_torch.hypotheses.algorithms import (
 from pate_torch.hypotheses.classes import Stumps, Thresholds
 from pate_torch.hypotheses.sample import Sample
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from tests import ROOT
 from tests.end_to_end.documents import table as table_of
 from tests.hypotheses.exact_laws import Spy, charges_first, quiet
@@ -114,7 +113,7 @@ def test_data_that_no_class_accepts_are_refused():
         make_problems(images.private, facts_of(images), LearnOptions(), 0, 1e-5)
     groups = data_of(np.zeros((4, 2)), np.arange(4) % 2, units=["a", "a", "b", "b"], unit="group:patient")
     with pytest.raises(ValueError, match="the privacy unit is group:patient"):
-        make_problems(groups.private, DatasetFacts.from_dataset(groups, ReplaceOne()), LearnOptions(), 0, 1e-5)
+        facts_of(groups).check_adjacency()
 
 
 def neighbor_problem(n, has_extra_positive, options):

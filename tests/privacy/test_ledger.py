@@ -212,7 +212,7 @@ def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
     head = ledger.get_head()
     ledger.open_account("svhn", **TERMS, planned_events=PLAN)
     assert ledger.get_head() == head  # the same terms are not written twice
-    other = {"budget_epsilon": 2.0, "delta": 1e-6, "adjacency": "replace_one", "unit": "group:user"}
+    other = {"budget_epsilon": 2.0, "delta": 1e-6, "adjacency": "replace_one", "unit": "label of one record"}
     again = ledger.open_account("svhn", **other, planned_events=[LaplaceEvent(ratio=0.1)])
     assert (again.budget_epsilon, again.delta, again.adjacency, again.unit) == tuple(other.values())
     with Ledger(path) as read:
@@ -223,6 +223,12 @@ def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
     ledger.close_account("svhn", "ended")
     with pytest.raises(ValueError, match="Set it back"):
         ledger.open_account("svhn", **TERMS, planned_events=PLAN)
+
+
+@BOTH
+def test_an_account_of_units_that_its_adjacency_does_not_protect_is_refused(ledger):
+    with pytest.raises(ValueError, match=r"adjacency='replace_one': protects single records.*unit is group:user"):
+        ledger.open_account("x", **TERMS | {"adjacency": "replace_one", "unit": "group:user"}, planned_events=PLAN)
 
 
 CONDITIONS = {

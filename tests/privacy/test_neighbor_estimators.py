@@ -74,6 +74,12 @@ def test_ids_that_name_no_units_and_methods_that_label_nothing_are_refused(door,
     assert not calls.attempt(case(door=door, **changes), tally := Tally()) and words in next(iter(tally.reasons))
 
 
+@pytest.mark.parametrize("method", calls.TEACHERS_BY_METHOD)
+def test_units_of_several_records_are_refused_where_one_record_is_replaced(method):
+    assert not calls.attempt(case(method=method, ids="strings", adjacency="replace_one"), tally := Tally())
+    assert "protects single records" in next(iter(tally.reasons))
+
+
 def test_public_dates_that_nobody_declared_are_refused_before_anything_is_drawn(monkeypatch, tmp_path):
     rows = calls.records(case(column="dates"))
     monkeypatch.setattr(calls, "PUBLIC_COLUMNS", {"floats": calls.COLUMNS["dates"]})

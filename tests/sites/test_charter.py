@@ -73,6 +73,7 @@ def test_any_change_of_order_keys_or_terms_changes_the_words(key_files):
         ({"max_sites_per_unit": 0}, "'max_sites_per_unit'"),
         ({"teachers": (1, 2)}, "must give a number of teachers and a number of records for each site"),
         ({"adjacency": "replace_one"}, "must state the records of each site under replace_one"),
+        ({"adjacency": "replace_one", "unit": "group:p", "records": (9,) * 3}, "protects single records"),
         ({"unit": "group:\x1b[2J"}, "'unit'"),
         ({"sampler": "older"}, "'sampler'"),
         ({"accounting": "older"}, "'accounting'"),

@@ -231,7 +231,6 @@ def test_votes_on_images_need_add_remove():
 def test_what_cannot_be_asked_is_refused_before_a_charge(tmp_path, no_trial, monkeypatch):
     refusals = {
         "teachers=0: must be an integer": {},
-        "protects single records": {"adjacency": "replace_one", "unit": "group:p", "records": (9,) * 3, "teachers": 2},
         "num_teachers=10: must be": {"adjacency": "replace_one", "records": (20, 20, 9), "teachers": 10},
     }
     for number, (match, changes) in enumerate(refusals.items()):
