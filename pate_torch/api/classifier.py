@@ -93,7 +93,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             which are not part of the release. None for the method's default.
         num_teachers: Number K of teachers. None for the rule's choice.
         num_queries: Number of public points that teachers label. None for the rule's choice.
-        adjacency: Neighboring relation, "add_remove" or "replace_one".
+        adjacency: Neighboring relation, "add_remove", or "replace_one" if each record is a unit.
         allow_refit: Whether to charge an account that has already been charged. If a fit was interrupted after its
             charge, the same fit finishes it free of charge, even without this option.
         class_weight: Weights of the classes in the prediction, which change the logits by their logarithms: a mapping

@@ -49,7 +49,7 @@ class TabularSynthesizer(AccountEstimator):
         noise: Kind of noise, "torch" or "discrete".
         random_state: Seed of the model and of the rows, never of the noise. None draws a new seed for each fit.
         cap: Largest total epsilon of the account, as for ``PATEClassifier``.
-        adjacency: Neighboring relation, "add_remove" or "replace_one".
+        adjacency: Neighboring relation, "add_remove", or "replace_one" if each record is a unit.
         allow_refit: Whether to charge an account that has already been charged.
         allow_duplicate_account: Whether these rows may also be charged to an account of another name.
         spend_anyway: Whether to spend the whole epsilon even if no table has more signal than noise.

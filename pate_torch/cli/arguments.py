@@ -53,7 +53,7 @@ SUBCOMMANDS = {
     },
 }
 
-_NEIGHBORS = "difference between neighbors: a unit more or less, or another unit (default: add_remove)"
+_NEIGHBORS = "difference between neighbors: a unit more or less, or another record (default: add_remove)"
 _JSON = ("--json", dict(action="store_true", help="print one JSON object"))
 _SEPARATOR = ("--separator", dict(default=",", help="separator of the values in a CSV file (default: a comma)"))
 _OUT = ("--out", dict(type=Path, required=True, help="new folder for everything that may be published"))
