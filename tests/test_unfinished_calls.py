@@ -1,6 +1,8 @@
 """Calls that are interrupted after their charge: the same call finishes them, and any other call is a new charge."""
 
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from pate_torch import PATE, Network, PATEClassifier, pipeline
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.release.store import UnfinishedCall
+from pate_torch.teachers.store import TeacherStore
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import clouds
 
@@ -160,6 +164,37 @@ def test_folds_in_threads_charge_once(tmp_path):
     with parallel_backend("threading"), pytest.raises(ValueError, match="has been charged already"):
         cross_val_score(clf, X, Y, cv=3, n_jobs=3, params={"public": PUBLIC}, error_score="raise")
     assert len(charges(tmp_path, "cv")) == 1
+
+
+@pytest.fixture
+def note(tmp_path):
+    store = TeacherStore(tmp_path)
+    store.get_secret_key()  # a file of its own, which is not to be the one that is being written
+    return UnfinishedCall(store, "clinic", {}, lambda: "records")
+
+
+def test_another_process_that_removes_unfinished_files_leaves_a_note_that_is_being_written(note, tmp_path, monkeypatch):
+    sweep, sync = threading.Thread(target=note.store.sweep), os.fsync
+
+    def sync_while_another_call_sweeps(descriptor):
+        if not sweep.ident:  # while the file still has its temporary name
+            sweep.start()
+            sweep.join(timeout=0.5)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_while_another_call_sweeps)
+    note.begin(tmp_path / "run")
+    sweep.join(timeout=60)
+    assert not sweep.is_alive() and UnfinishedCall.list_runs(note.store, "clinic") == ["run"]
+
+
+def test_a_note_that_another_process_removes_is_not_missed(note, tmp_path, monkeypatch):
+    note.begin(tmp_path / "run")
+    monkeypatch.setattr(type(tmp_path), "glob", lambda folder, pattern: [folder / "clinic.0.json"])  # listed, then gone
+    assert UnfinishedCall.list_runs(note.store, "clinic") == []
+    monkeypatch.setattr(UnfinishedCall, "list_runs", lambda *_: ["run"])
+    note.end()
+    assert note.find() is None
 
 
 def test_a_run_of_the_command_is_finished_by_the_same_run(tmp_path, interrupt):

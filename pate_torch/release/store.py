@@ -369,12 +369,17 @@ class UnfinishedCall:
     @staticmethod
     def list_runs(store: TeacherStore, account: str) -> list[str]:
         """PRIVATE. List the folder names of the unfinished runs that charge this account."""
-        notes = (store.folder / "unfinished").glob(f"{account}.*.json")
-        return [Path(json.loads(note.read_text())["folder"]).name for note in notes]
+        folders = []
+        for note in (store.folder / "unfinished").glob(f"{account}.*.json"):
+            with contextlib.suppress(FileNotFoundError):  # a call that ends in another process removes its note
+                folders.append(Path(json.loads(note.read_text())["folder"]).name)
+        return folders
 
     def begin(self, folder: Path) -> None:
         """PRIVATE. Write the note that the call uses this run folder."""
-        files.write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
+        note_path = self._note_path
+        with self.store.lock():  # otherwise another process, which removes unfinished files, could remove this one
+            files.write_atomically(note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
 
     def end(self) -> None:
         """PRIVATE. Remove the note, so that a repeated call makes a new release."""
@@ -386,9 +391,12 @@ class UnfinishedCall:
         Returns:
             None if no such call was interrupted, if another process is still running it, or if nothing was committed.
         """
-        if not (self.list_runs(self.store, self.account) and self._note_path.exists()):
+        if not self.list_runs(self.store, self.account):
             return None
-        folder = Path(json.loads(self._note_path.read_text())["folder"])
+        try:
+            folder = Path(json.loads(self._note_path.read_text())["folder"])
+        except FileNotFoundError:
+            return None
         with open_ledger(self.store.root, create=False) as ledger:
             entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
         own_ids = {e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name}
