@@ -111,7 +111,8 @@ class TeacherEnsemble:
         chunk_teachers, size = (CPU_TEACHERS, CPU_POINTS) if on_cpu else (GPU_TEACHERS, compute_gpu_points(spec))
 
         def iterate_logits(chunk: stacked.Parameters) -> Iterator[tuple[int, Tensor]]:
-            params = {name: to_device(p, device) for name, p in chunk.items()}
+            # Copies start at aligned addresses, as views of files need not, and the rounding may depend on the address.
+            params = {name: p.clone() if on_cpu else to_device(p, device) for name, p in chunk.items()}
             for start in range(0, len(x), size):
                 part = spec.normalize(to_device(x[start : start + size], device), dtype)
                 logits = stacked.forward(module, params, part.unsqueeze(1))
