@@ -19,7 +19,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value, is_missing
+from pate_torch.core.texts import parse_number
+from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value, is_missing, make_key
 
 
 def is_table(x: Any) -> bool:
@@ -165,18 +166,15 @@ def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
 
 def parse_cells(x: np.ndarray) -> np.ndarray:
     """Convert each cell of an array to float64, or to NaN if the cell is not a number."""
-    return x.astype(np.float64) if x.dtype.kind in "biuf" else np.vectorize(_parse_number, otypes=[float])(x)
+    if x.dtype.kind in "biuf":
+        return x.astype(np.float64)
+    return np.array(list(map(_parse_number, x.flat)), dtype=np.float64).reshape(x.shape)
 
 
 def _parse_number(value: Any) -> float:
-    try:
-        return float(value) if format_value(value) else math.nan
-    except (ValueError, OverflowError):
-        return math.nan
-    except TypeError:
-        if isinstance(value, Mapping | Sequence):
-            raise
-        return math.nan
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        return float(value)  # type: ignore[arg-type]  # raises the TypeError that scikit-learn expects
+    return parse_number(value) if format_value(value) else math.nan
 
 
 def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray]:
@@ -194,6 +192,8 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
     if classes is None:
         has_label_N = np.array([format_value(value) != "" for value in y])
         labels = np.array(y[has_label_N].tolist())  # of the type of the labels, without missing ones
+        if labels.dtype.kind == "f" and (labels % 1 == 0).all():  # a missing label turns integers into floats
+            labels = labels.astype(np.int64)
         if labels.dtype.kind == "U" and not all(isinstance(value, str) for value in y[has_label_N]):
             raise checks.error("classes", None, "must be listed, because the labels in y are of several types")
         check_classification_targets(labels)
@@ -201,11 +201,11 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
         class_C, label_N[has_label_N] = np.unique(labels, return_inverse=True)
     else:
         class_C = np.asarray(classes)
-        number_by_key = {_to_class_key(value): number for number, value in enumerate(classes)}
+        number_by_key = {make_key(value): number for number, value in enumerate(classes)}
         if len(number_by_key) < len(class_C):
             raise checks.error("classes", classes, "must be different from each other")
         values, index_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
-        label_N = np.array([number_by_key.get(_to_class_key(value), -1) for value in values], dtype=np.int64)[index_N]
+        label_N = np.array([number_by_key.get(make_key(value), -1) for value in values], dtype=np.int64)[index_N]
         if (label_N < 0).all():
             raise checks.error("classes", classes, "contains no value of y", "Write the classes as in y.")
     if len(class_C) < 2:
@@ -219,20 +219,11 @@ def parse_class_weight(class_weight: Any, classes: Sequence[Any]) -> Tensor | No
         checks.one_of("class_weight", class_weight, ("balanced",))
         return None
     given = checks.mapping("class_weight", {} if class_weight is None else class_weight)
-    weight_by_key = {_to_class_key(value): checks.positive("class_weight", w) for value, w in given.items()}
-    weights = [weight_by_key.pop(_to_class_key(value), 1.0) for value in classes]
+    weight_by_key = {make_key(value): checks.positive("class_weight", w) for value, w in given.items()}
+    weights = [weight_by_key.pop(make_key(value), 1.0) for value in classes]
     if weight_by_key:
         raise checks.error("class_weight", class_weight, "has a weight for a value that is no class")
     return torch.tensor(weights, dtype=torch.float64)
-
-
-def _to_class_key(value: Any) -> float | str:
-    """Return the key of a class: the values 1, 1.0 and True are one class, and "1" is another class."""
-    is_number = isinstance(value, int | float | np.bool_ | np.integer | np.floating)
-    try:
-        return float(value) if is_number else format_value(value)
-    except OverflowError:
-        return format_value(value)
 
 
 def predict_all_classes(learner: Any, x: np.ndarray, num_classes: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from pate_torch.api.inputs import is_table, to_dense
 from pate_torch.core import checks, rng
 from pate_torch.privacy import unit_ids
-from pate_torch.privacy.schema import normalize_class_name
+from pate_torch.privacy.schema import make_key
 
 
 def split_public(
@@ -62,7 +62,7 @@ def split_public(
         role_N = unit_ids.assign_by_position(count, fractions, random_state)
     else:
         records = zip(*columns, strict=True)
-        rows = ([normalize_class_name(cell).encode(errors="surrogatepass") for cell in row] for row in records)
+        rows = ([make_key(cell).encode(errors="surrogatepass") for cell in row] for row in records)
         names = unit_ids.make_content_ids(rows) if groups is None else unit_ids.parse_unit_ids("groups", groups, count)
         role_N = unit_ids.assign_by_hash(names, np.full(count, unit_ids.PRIVATE), files, fractions, random_state)
     private, public = (np.flatnonzero(role_N == role) for role in (unit_ids.PRIVATE, unit_ids.PUBLIC))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,8 +15,15 @@ from pate_torch.core import checks
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TIMESTAMP_PATTERN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
-_ONE_SECOND = np.timedelta64(1, "s")
+_TIME_PATTERN = re.compile(
+    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?"
+)  # a timestamp, or a time of the day
+_DURATION_PATTERN = re.compile(r"(-?\d+) days?(?: \+?(\d\d):(\d\d):(\d\d)(?:\.(\d+))?)?")
+_WHOLE_LIMIT = re.compile(r"\.0(?=[,)\]])")
+
+
+NUMBER_BY_BOOLEAN: Final = {"True": "1", "False": "0"}
+"""Texts of booleans. One integer in an array of booleans turns all of them into integers."""
 
 
 def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
@@ -45,20 +53,87 @@ def is_text(value: object) -> bool:
 
 
 def to_canonical_text(value: Any) -> str:
-    """Convert one value to a text that is independent of the type that other values give to the column.
+    """Convert one value to a text that depends on the value alone, and not on the type of the column that holds it.
 
-    427 and "427" have the same text. A date, midnight of the same day and their texts have the same text. So have
-    timestamps whose seconds have different numbers of trailing zeros, and durations in different units.
+    One odd value changes the type of a whole column: integers become floats, float32 becomes float64, days become
+    timestamps. The texts of the other values must stay. So 427 and "427" have the same text, and so have a number as
+    float32 and as float64; a date, midnight of the same day and their texts; timestamps whose seconds have different
+    numbers of trailing zeros, or which name the same instant in different time zones; durations in different units and
+    their texts; and intervals with limits of different types.
     """
+    if isinstance(value, complex | np.complexfloating) and value.imag == 0:
+        value = value.real
     if type(value) is str:
         pass
+    elif isinstance(value, float | np.floating):
+        return format_number(float(value))
     elif isinstance(value, np.datetime64):
-        value = value + 0 * _ONE_SECOND  # the text then has at least seconds
+        value = value + np.timedelta64(0, "s")  # the text then has at least seconds
     elif isinstance(value, np.timedelta64 | datetime.timedelta):
-        value = float(round(np.timedelta64(value) / _ONE_SECOND, 6))
+        value = value.to_timedelta64() if hasattr(value, "to_timedelta64") else np.timedelta64(value)
+        return _format_duration(value.astype("timedelta64[us]").astype(int))
     text = str(value).strip()
-    if text[4:5] == "-" and (timestamp := _TIMESTAMP_PATTERN.fullmatch(text)):
-        day, clock, decimals = timestamp.group(1), timestamp.group(2), (timestamp.group(3) or "").rstrip("0")
-        text = f"{day} {clock}" + (f".{decimals}" if decimals else "")
-        return day if text == f"{day} 00:00:00" else text
-    return text
+    if (text[4:5] == "-" or text[2:3] == ":") and (time := _TIME_PATTERN.fullmatch(text)):
+        return _format_time(text, *time.groups())
+    if " day" in text and (duration := _DURATION_PATTERN.fullmatch(text)):
+        days, hours, minutes, seconds = (int(part or 0) for part in duration.groups()[:4])
+        microseconds = int((duration.group(5) or "").ljust(6, "0")[:6])
+        return _format_duration((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 10**6 + microseconds)
+    return _WHOLE_LIMIT.sub("", text) if text[:1] in ("[", "(") else text
+
+
+def parse_number(value: Any) -> float:
+    """Parse a number or its text, or a boolean or its text; NaN for every other value."""
+    if isinstance(value, complex | np.complexfloating):
+        return float(value.real) if value.imag == 0 else math.nan
+    if not isinstance(value, bool | int | float | np.bool_ | np.floating) or isinstance(value, np.timedelta64):
+        value = to_canonical_text(value)
+        value = NUMBER_BY_BOOLEAN.get(value, value)
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def format_number(number: float) -> str:
+    """Format a number by its value, with the digits of float32 if float32 has the value.
+
+    Whole numbers below 2^53 keep all digits, because they may be codes.
+    """
+    with np.errstate(over="ignore"):
+        short = np.float32(number)
+    is_short = float(short) == number and (number % 1 != 0 or abs(float(str(short))) >= 2**53)
+    return str(short) if is_short else repr(number)
+
+
+def format_numbers(values: np.ndarray) -> list[str]:
+    """Format an array of integers or floats as ``to_canonical_text`` formats each, with "" for NaN.
+
+    Integers of 2^53 and more become floats, as in a column of integers with a missing value.
+    """
+    if values.dtype.kind != "f":
+        return [str(value) if abs(value) < 2**53 else format_number(float(value)) for value in values.tolist()]
+    values = values.astype(np.float64)
+    texts = [repr(value) if value == value else "" for value in values.tolist()]
+    with np.errstate(over="ignore", invalid="ignore"):
+        may_be_short_N = (values.astype(np.float32) == values) & ((values % 1 != 0) | (np.abs(values) >= 2**53))
+    for index in np.flatnonzero(may_be_short_N).tolist():
+        texts[index] = format_number(float(values[index]))
+    return texts
+
+
+def _format_duration(microseconds: int) -> str:
+    return str(int(microseconds) / 10**6)
+
+
+def _format_time(text: str, day: str | None, clock: str, decimals: str | None, zone: str | None) -> str:
+    if zone is not None and day is not None:
+        try:
+            instant = datetime.datetime.fromisoformat(f"{day} {clock}{zone}").astimezone(datetime.UTC)
+        except (ValueError, OverflowError):
+            return text
+        day, clock = instant.strftime("%Y-%m-%d %H:%M:%S").split(" ")
+    decimals, zone = (decimals or "").rstrip("0"), "" if zone is None else "+00:00"
+    if day is not None and clock == "00:00:00" and not decimals and not zone:
+        return day
+    return " ".join(part for part in (day, clock) if part) + (f".{decimals}" if decimals else "") + zone

@@ -23,7 +23,7 @@ from pate_torch.data import base
 from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.privacy import records, unit_ids
 from pate_torch.privacy.records import Dataset, Evaluation, PointNames, PrivateRecords, PublicPool
-from pate_torch.privacy.schema import is_number, normalize_class_name
+from pate_torch.privacy.schema import is_number, make_key, normalize_class_name
 from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, TEST, UnitIds
 
 PATH_FIELDS = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
@@ -262,8 +262,8 @@ class FileSource(DatasetSource):
         name_by_label = {label: normalize_class_name(label) for label in set(labels)}
         public_rows = np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()
         class_names = build_class_list(self.classes, {name_by_label[labels[row]] for row in public_rows})
-        code_by_class = {value: code for code, value in enumerate(class_names)}
-        code_by_label = {label: code_by_class.get(name, -1) for label, name in name_by_label.items()}
+        code_by_key = {make_key(value): code for code, value in enumerate(class_names)}
+        code_by_label = {label: code_by_key.get(make_key(label), -1) for label in name_by_label}
         return class_names, torch.tensor([code_by_label[label] for label in labels])
 
     def _make_point_names(

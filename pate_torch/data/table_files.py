@@ -166,11 +166,18 @@ def _to_texts(name: str, column: pa.Array) -> pa.Array:
     try:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        if pa.types.is_timestamp(column.type):  # the text must not depend on the resolution of the column
+        # One odd value changes the type of the column. The text of a value must not depend on this type.
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+        if pa.types.is_timestamp(column.type) or pa.types.is_time(column.type):
             text = pc.fill_null(column.cast(pa.string()), "").to_pylist()
             return pa.array(map(texts.to_canonical_text, text), pa.string())
-        if pa.types.is_decimal(column.type):  # the text must not depend on the number of decimals
-            column = column.cast(pa.float64())
+        if pa.types.is_duration(column.type):
+            numbers = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).to_pylist()
+            return pa.array(["" if n is None else str(n / 10**6) for n in numbers], pa.string())
+        if pa.types.is_decimal(column.type) or pa.types.is_floating(column.type):
+            numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+            return pa.array(texts.format_numbers(numbers), pa.string())
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")
         return pc.fill_null(column.cast(pa.string()), "")

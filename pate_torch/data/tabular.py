@@ -17,7 +17,7 @@ from pate_torch.data.base import compute_common_scale, get_categories_origin, re
 from pate_torch.data.file_source import PATH_FIELDS, FileRecords, FileSource, Points, hash_points
 from pate_torch.data.table_files import Table, count_rows, read_table, read_vectors
 from pate_torch.privacy.records import Dataset, EncoderCard
-from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
+from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError, make_key
 from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, UnitIds, compute_content_id, make_row_ids, parse_unit_ids
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")  # facts about the encoder of vectors
@@ -58,6 +58,11 @@ class TableSource(FileSource):
     def _has_unnamed_records(self) -> bool:
         return super()._has_unnamed_records and not self.id
 
+    @property
+    def _text_columns(self) -> tuple[str, ...]:
+        """Columns in which different texts are different values, such as "7" and "7.0"."""
+        return () if self.id is None else (self.id,)
+
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
         id_key, id_column = ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
         table = read_table(key, path, self.separator, columns=self.columns, quotes=self.quotes, id_column=id_column)
@@ -71,7 +76,7 @@ class TableSource(FileSource):
             unit_ids = parse_unit_ids(id_key, table[id_column].to_pylist(), count_rows(table))
             table[id_column] = pa.chunked_array([pa.array(np.asarray(unit_ids))])
         else:  # public and test files may lack the column
-            unit_ids = _make_row_ids(table)
+            unit_ids = _make_row_ids(table, self._text_columns)
         id_columns = [name for name in (self.id, self.group) if name is not None and name in table and role == PUBLIC]
         return FileRecords(
             content=table,
@@ -191,6 +196,10 @@ class Text(TableSource):
         checks.integer("dataset.max_bytes", self.max_bytes, low=4)
         checks.one_of("dataset.empty", self.empty, ("error", "drop"))
 
+    @property
+    def _text_columns(self) -> tuple[str, ...]:
+        return (*super()._text_columns, self.column)
+
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         column = _concatenate_column(files, self.column).to_pylist()
         x = encode_text_column(f"column {self.column}", column, self.max_bytes)
@@ -275,26 +284,27 @@ def encode_text_column(key: str, column: Sequence[str], length: int) -> torch.Te
     return x
 
 
-def _make_row_ids(table: Table) -> UnitIds:
-    return make_row_ids(map(_spell_numbers, batch.columns) for batch in pa.table(table).to_batches())
+def _make_row_ids(table: Table, text_columns: tuple[str, ...] = ()) -> UnitIds:
+    blocks = (zip(table, batch.columns, strict=True) for batch in pa.table(table).to_batches())
+    return make_row_ids([c if name in text_columns else _make_keys(c) for name, c in block] for block in blocks)
 
 
-def _spell_numbers(text: pa.Array) -> pa.Array:
-    """Write numbers that a column of floats cannot hold exactly in the digits that such a column gives them."""
-    is_long = pc.or_(pc.greater_equal(pc.binary_length(text), 16), pc.match_substring(text, "e+"))
-    if not pc.any(is_long).as_py():
+_KEY_PATTERN = r"^([A-Za-z]*|0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,2})\.[0-9]{0,2}[1-9])$"
+"""Pattern of most texts that are their own key. "True" and "False" are not, but match."""
+
+
+def _make_keys(text: pa.Array) -> pa.Array:
+    """Compute ``make_key`` of each cell. One odd value changes the texts of its column, and must change no other key.
+
+    A missing value, for example, turns a column of integers of pandas into floats.
+    """
+    is_other = pc.invert(pc.match_substring_regex(text, _KEY_PATTERN))
+    is_other = pc.or_(is_other, pc.is_in(text, pa.array(["True", "False"])))
+    if not pc.any(is_other).as_py():
         return text
-    return pc.replace_with_mask(text, is_long, pa.array(map(_spell_number, text.filter(is_long).to_pylist())))
-
-
-def _spell_number(text: str) -> str:
-    # A missing value turns a column of integers into floats of fewer digits. The ids of other records must not change.
-    if len(text) < 16 and "e+" not in text:
-        return text
-    try:
-        return repr(float(text)) if abs(float(text)) >= 2**53 else text
-    except ValueError:
-        return text
+    values = text.filter(is_other).dictionary_encode()
+    keys = pa.array(map(make_key, values.dictionary.to_pylist()), pa.string())
+    return pc.replace_with_mask(text, is_other, keys.take(values.indices))
 
 
 def _concatenate_column(files: dict[int, FileRecords], name: str) -> pa.ChunkedArray:

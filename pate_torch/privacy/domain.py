@@ -20,6 +20,7 @@ from pate_torch.privacy.schema import (
     MAX_CATEGORIES,
     factorize,
     is_missing,
+    make_key,
     map_distinct,
     normalize_class_name,
     parse_numbers,
@@ -85,8 +86,8 @@ class DomainColumn:
     def encode(self, text: Any) -> np.ndarray:
         """PRIVATE. Compute the code of each cell of a column of texts, int64 [N]."""
         if not self.is_number:
-            code_by_value = {value: code for code, value in enumerate(self.names) if code}
-            return map_distinct(text, lambda value: self._encode_category(value, code_by_value), np.int64)
+            code_by_key = {make_key(value): code for code, value in enumerate(self.names) if code}
+            return map_distinct(text, lambda value: self._encode_category(value, code_by_key), np.int64)
         number_N = map_distinct(text, _parse_date, np.float64) if self.kind == "date" else parse_numbers(text)
         code_N = np.searchsorted(np.array(self.edges[1:-1]), number_N, side="right") + 1
         return np.where(np.isfinite(number_N), code_N, 0).astype(np.int64)
@@ -109,11 +110,11 @@ class DomainColumn:
         return [None if code == 0 else self._format(number) for code, number in zip(code_N, number_N, strict=True)]
 
     @staticmethod
-    def _encode_category(value: str, code_by_value: Mapping[str, int]) -> int:
-        name = normalize_class_name(value)
-        if OTHER not in code_by_value:  # a boolean
-            return code_by_value.get(_BOOLEANS.get(name.casefold(), ""), 0)
-        return code_by_value.get(name, 0 if is_missing(name) else code_by_value[OTHER])
+    def _encode_category(value: str, code_by_key: Mapping[str, int]) -> int:
+        key = make_key(value)
+        if OTHER not in code_by_key:  # a boolean
+            return code_by_key.get(_BOOLEANS.get(key.casefold(), ""), 0)
+        return code_by_key.get(key, 0 if is_missing(key) else code_by_key[OTHER])
 
     def _format(self, number: float) -> Any:
         if self.kind == "date":

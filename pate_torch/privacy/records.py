@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.core.texts import parse_number
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, number_copies, parse_unit_ids
 from pate_torch.privacy.whitening import Whitening
@@ -394,7 +395,7 @@ def convert_points(x: Any) -> Tensor:
     if not isinstance(x, Tensor):
         cells = np.array(x, dtype=object) if isinstance(x, list | tuple) else np.asarray(x)
         if cells.dtype.kind not in "biuf":
-            cells = np.vectorize(_to_number, otypes=[np.float64])(cells) if cells.size else cells.astype(np.float64)
+            cells = np.array(list(map(parse_number, cells.flat)), dtype=np.float64).reshape(cells.shape)
         x = torch.from_numpy(np.ascontiguousarray(cells))
     x = x.detach().cpu()
     # Numbers are converted to float64 first, as in a column of integers that has a fraction in one row.
@@ -406,19 +407,11 @@ def convert_labels(y: Any) -> Tensor:
     if not isinstance(y, Tensor):
         values = np.array(y, dtype=object) if isinstance(y, list | tuple) else np.asarray(y)
         if values.dtype.kind not in "biuf":
-            values = np.array([_to_number(value) for value in values.ravel()], dtype=np.float64)
+            values = np.array(list(map(parse_number, values.flat)), dtype=np.float64)
         y = torch.from_numpy(np.ascontiguousarray(values.astype(np.int64) if values.dtype.kind == "u" else values))
     y = y.detach().cpu()
     y = y if y.dtype.is_floating_point else y.to(torch.int64)
     return torch.where((y == y.round()) & (y.abs() < 2**53), y, -1).to(torch.int64)  # NaN equals nothing
-
-
-def _to_number(value: Any) -> float:
-    """Convert a number to float. Other values, and integers beyond the range of floats, become NaN."""
-    try:
-        return float(value) if isinstance(value, int | float | np.integer | np.floating | np.bool_) else math.nan
-    except OverflowError:
-        return math.nan
 
 
 def _make_filler_point(x: Tensor) -> Tensor:

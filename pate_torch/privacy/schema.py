@@ -22,7 +22,8 @@ WITHHELD_CATEGORY: Final = " withheld"
 """Placeholder for the name of a category. No value equals the placeholder, because values are stripped."""
 _MISSING_TEXTS = {"", "na", "n/a", "nan", "null", "none"}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?$")
-_NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # fewer texts than float() accepts: 1_2 is a name
+# Fewer texts than float() accepts: 1_2 and 12e3 are names.
+_NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?")
 
 
 class TooManyCategoriesError(ValueError):
@@ -168,8 +169,10 @@ class TableSchema:
         columns = []
         for column in self.columns:
             if column.categories is not None and column.name not in owner_columns:
-                public = set(map(normalize_class_name, factorize(text_by_column[column.name])[0]))
-                shown_categories = tuple(v if v in public else WITHHELD_CATEGORY for v in column.categories)
+                public_keys = set(map(make_key, factorize(text_by_column[column.name])[0]))
+                shown_categories = tuple(
+                    v if make_key(v) in public_keys else WITHHELD_CATEGORY for v in column.categories
+                )
                 column = replace(column, categories=shown_categories)
             columns.append(column)
         return TableSchema(tuple(columns))
@@ -244,10 +247,15 @@ class TableSchema:
 def normalize_class_name(value: Any) -> str:
     """Return one text for all ways of writing a class or category: 1, 1.0, "1" and "+1" become "1"."""
     text = format_value(value)
-    if not is_number(text):
+    if not is_number(text) or math.isinf(number := float(text)):
         return text
-    number = float(text)
-    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else text
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else texts.format_number(number)
+
+
+def make_key(value: Any) -> str:
+    """Make the text by which classes and categories are compared: as ``normalize_class_name``, and True equals 1."""
+    name = normalize_class_name(value)
+    return texts.NUMBER_BY_BOOLEAN.get(name, name)
 
 
 def is_number(text: str) -> bool:
@@ -257,8 +265,8 @@ def is_number(text: str) -> bool:
 
 def _infer_categories(name: str, text: Any, max_categories: int) -> tuple[str, ...] | None:
     """Return the categories of a column of PUBLIC texts. None if all values are numbers or missing."""
-    values = factorize(text)[0] if np.isnan(parse_numbers(text)).any() else []
-    if all(is_missing(value) or not math.isnan(_parse_number(value)) for value in values):
+    values = factorize(text)[0]
+    if all(is_missing(v) or (v not in texts.NUMBER_BY_BOOLEAN and not math.isnan(_parse_number(v))) for v in values):
         return None
     categories = tuple(sorted(set(map(normalize_class_name, values))))
     if (dates := [value for value in categories if value]) and all(map(_DATE.match, dates)):
@@ -292,7 +300,7 @@ def is_missing(value: Any) -> bool:
 
 def _parse_number(text: str) -> float:
     try:
-        return float(text)
+        return float(texts.NUMBER_BY_BOOLEAN.get(text, text))
     except ValueError:
         return math.nan
 
@@ -324,8 +332,8 @@ def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarr
 
 
 def _encode_one_hot(text: Any, categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    code_by_category = {value: code for code, value in enumerate(categories)}
-    code_N = map_distinct(text, lambda value: code_by_category.get(normalize_class_name(value), -1), np.int64)
+    code_by_key = {make_key(value): code for code, value in enumerate(categories)}
+    code_N = map_distinct(text, lambda value: code_by_key.get(make_key(value), -1), np.int64)
     return (code_N[:, None] == np.arange(len(categories))).astype(np.float32), code_N < 0
 
 
@@ -373,13 +381,11 @@ def _to_texts(column: Any) -> Any:
     column = column.to_pylist() if hasattr(column, "to_pylist") else column
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise checks.error("table", type(column).__name__, "must hold a list of values in each column")
-    # An array yields values of its type. As float32, 0.1 becomes the text "0.1"; as float64 it would get more digits.
     values = np.asarray(column) if hasattr(column, "dtype") else column
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise checks.error("table", f"{values.ndim} dimensions", "must hold one value a record in each column")
-    if isinstance(values, np.ndarray) and values.dtype in (np.float64, np.int64):
-        # These numbers have the same text as Python numbers, which are faster. NaN is not smaller than any number.
-        return [str(value) if abs(value) < 2**53 else format_value(value) for value in values.tolist()]
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
+        return texts.format_numbers(values)
     return [format_value(value) for value in values]
 
 
@@ -394,6 +400,6 @@ def format_value(value: Any) -> str:
     if is_nan:
         return ""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, np.timedelta64)
-    if is_integer and 2**53 <= abs(int(value)) < 2**64:
+    if is_integer and 2**53 <= abs(int(value)) < 10**308:
         value = float(value)  # as in a column of integers with a missing value
     return texts.to_canonical_text(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
@@ -25,6 +26,8 @@ _ID_KINDS: Final = {
     "date": (datetime.date, np.datetime64),
 }
 """Types of ids, by kind. Equal ids of one kind have equal texts. Booleans come first: bool is a subclass of int."""
+_FLOAT_PATTERN: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+(e[+-]?[0-9]+)?|e[+-]?[0-9]+)")
+"""Texts of floating-point numbers: a file may hold the ids as pandas wrote a column of floats."""
 _MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
 """Names that stand for a missing id. The last four are the output of ``str`` for missing values."""
 
@@ -78,7 +81,7 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
     if not _MISSING_NAMES.isdisjoint(names):
         fix = "Fill them in, or leave out these records, and read the column with dtype=str or, with pandas, as Int64."
         raise checks.error(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)
-    if "" in kinds or len(kinds) > 1:
+    if "" in kinds or len(kinds) > 1 or any(map(_FLOAT_PATTERN.fullmatch, names)):
         message = "must hold ids of one type: texts, integers, booleans or dates. Floating-point numbers name no units"
         fix = "Give the ids as texts, or read their column anew with dtype=str or, with pandas, as Int64."
         raise checks.error(key, kind, message, fix)

@@ -38,7 +38,7 @@ from pate_torch.privacy import sensitive
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.partition import select_one_per_unit
 from pate_torch.privacy.records import DataSpec, EncoderCard, PrivateRecords
-from pate_torch.privacy.schema import normalize_class_name
+from pate_torch.privacy.schema import make_key
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.sites import rounds, shares
 from pate_torch.sites.charter import Charter, Terms
@@ -232,8 +232,8 @@ class PointTable(TableKind):
         return self.spec.encoder
 
     def make_points(self, table: Mapping[str, Any]) -> RawRows:
-        index_by_name = {normalize_class_name(name): index for index, name in enumerate(self.spec.class_names)}
-        label_N = [index_by_name.get(normalize_class_name(value), -1) for value in table[self.label].to_pylist()]
+        index_by_key = {make_key(name): index for index, name in enumerate(self.spec.class_names)}
+        label_N = [index_by_key.get(make_key(value), -1) for value in table[self.label].to_pylist()]
         x, is_readable_N = convert_columns(get_raw_spec(self.spec), table)
         return x, np.array(label_N, dtype=np.int64), self.spec.num_classes, is_readable_N
 

@@ -239,6 +239,15 @@ def test_a_label_of_any_type_affects_no_other_label(odd):
     assert encode_labels(y, [0, 1])[1].tolist() == [1, 0, -1, 1]
 
 
+def test_the_type_that_one_label_gives_to_all_labels_changes_no_class():
+    for y in (np.array([0, 1, 1]), np.array([0, 1, 1, np.nan]), np.array([0, 1, 1, None])):
+        class_C, label_N = encode_labels(y, None)
+        assert class_C.dtype == np.int64 and class_C.tolist() == [0, 1] and label_N[:3].tolist() == [0, 1, 1]
+    for classes in ([False, True], [0, 1], ["0", "1"]):
+        for odd in (True, 2, 0.5, 1j, "odd", None):  # NumPy finds a type for all
+            assert encode_labels(np.array([False, True, True, odd]), classes)[1][:3].tolist() == [0, 1, 1]
+
+
 @pytest.mark.parametrize(("declared", "missing"), [(False, float("nan")), (True, None)], ids=str)
 def test_records_without_labels_contribute_nothing(make, declared, missing):
     settings = {"classes": ["0", "1", "2"]} if declared else {"classes": None, "classes_are_public": True}

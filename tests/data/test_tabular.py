@@ -15,7 +15,7 @@ from pate_torch.core import texts
 from pate_torch.data import tabular
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.tabular import Embeddings
-from pate_torch.privacy.schema import Column, TableSchema
+from pate_torch.privacy.schema import Column, TableSchema, make_key
 from pate_torch.privacy.unit_ids import make_content_ids
 from tests.data.owner_files import CLASSES, Csv, Text, changed_cell, table, write
 
@@ -51,7 +51,7 @@ def test_the_ids_of_rows_are_those_of_each_row_alone(rows):
     columns = {
         name: pa.chunked_array([column[:2], column[2:]], pa.string()) for name, *column in zip("ab", *rows, strict=True)
     }
-    expected = make_content_ids([tabular._spell_number(cell).encode() for cell in row] for row in rows)
+    expected = make_content_ids([make_key(cell).encode() for cell in row] for row in rows)
     assert tabular._make_row_ids(columns).tolist() == expected.tolist()
 
 

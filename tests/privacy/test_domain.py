@@ -62,8 +62,8 @@ def test_missing_and_unknown_values_have_codes_of_their_own():
     missing = (None, "", "NA", float("nan"), pd.NA, " nan ")
     for name in COLUMN:
         assert encode(name, *missing) == [0] * len(missing)
-    assert encode("ward", "b", True, 1e300) == [1, 1, 1] and COLUMN["ward"].names[1] == OTHER
-    assert encode("ward", "a", " a ", 1, "1.0", 2, "other") == [2, 2, 3, 3, 4, 1]
+    assert encode("ward", "b", False, 1e300) == [1, 1, 1] and COLUMN["ward"].names[1] == OTHER
+    assert encode("ward", "a", " a ", 1, "1.0", True, 2, "other") == [2, 2, 3, 3, 3, 4, 1]
     for name in ("age", "weight", "seen", "ill"):  # what cannot be read is missing
         assert encode(name, "a word", "1_2x", float("inf")) == [0, 0, 0]
 

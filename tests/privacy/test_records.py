@@ -203,9 +203,11 @@ def test_what_becomes_of_a_row_is_a_function_of_this_row(entry, tmp_path):
     check_row_by_row(entry, tmp_path)
 
 
-def infer_types_from_all_cells(monkeypatch):
+def drop_points_of_mixed_types(monkeypatch):
     convert = records.convert_points
-    monkeypatch.setattr(records, "convert_points", lambda x: convert(np.asarray(x)))  # one text makes all cells texts
+    monkeypatch.setattr(
+        records, "convert_points", lambda x: convert(x) * (1 if np.asarray(x).dtype.kind in "biuf" else np.nan)
+    )
 
 
 def scale_by_the_largest(monkeypatch):
@@ -225,10 +227,10 @@ def name_units_through_their_column(monkeypatch):
     monkeypatch.setattr(records, "parse_unit_ids", parse)
 
 
-def read_columns_by_pandas(monkeypatch):
+def number_the_values_of_a_column(monkeypatch):
     def read(file, *_):
-        columns = pd.read_csv(file).items()
-        yield {name: pa.chunked_array([["" if v != v else str(v) for v in column]]) for name, column in columns}
+        columns = pd.read_csv(file, dtype=str, keep_default_na=False).items()
+        yield {name: pa.chunked_array([list(map(str, column.rank(method="dense")))]) for name, column in columns}
 
     monkeypatch.setattr(table_files, "_iterate_csv", read)
 
@@ -246,10 +248,10 @@ def drop_labels_by_their_column(monkeypatch):
 @pytest.mark.parametrize(
     ("plant", "entry"),
     [
-        (infer_types_from_all_cells, "lists"),
+        (drop_points_of_mixed_types, "lists"),
         (scale_by_the_largest, "data frame"),
         (name_units_through_their_column, "data frame"),
-        (read_columns_by_pandas, "csv by content"),
+        (number_the_values_of_a_column, "csv by content"),
         (drop_labels_by_their_column, "lists"),
     ],
 )
@@ -257,6 +259,27 @@ def test_a_gate_that_looks_at_other_rows_is_found(plant, entry, monkeypatch, tmp
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         check_row_by_row(entry, tmp_path, max_examples=200)
+
+
+def infer_types_from_all_cells(monkeypatch):
+    convert = records.convert_points
+    monkeypatch.setattr(records, "convert_points", lambda x: convert(np.asarray(x)))  # one text makes all cells texts
+
+
+def read_columns_by_pandas(monkeypatch):
+    def read(file, *_):
+        columns = pd.read_csv(file).items()
+        yield {name: pa.chunked_array([["" if v != v else str(v) for v in column]]) for name, column in columns}
+
+    monkeypatch.setattr(table_files, "_iterate_csv", read)
+
+
+@pytest.mark.parametrize(
+    ("convert", "entry"), [(infer_types_from_all_cells, "lists"), (read_columns_by_pandas, "csv by content")]
+)
+def test_software_that_infers_types_from_whole_columns_changes_no_row(convert, entry, monkeypatch, tmp_path):
+    convert(monkeypatch)
+    check_row_by_row(entry, tmp_path, max_examples=200)
 
 
 def test_unusable_rows_are_marked_filled_and_counted():

@@ -26,14 +26,16 @@ CELLS = st.sampled_from(
 )
 
 
-NUMBERS = {"1": 1, "1.0": 1, "+1": 1, " 2.50": 2.5, "1_2": 12, "-0": -0.0}
+NUMBERS = {"1": 1, "1.0": 1, "+1": 1, " 2.50": 2.5, "1_2": 12, "-0": -0.0, "True": 1}
 
 
 def encode_cell(column, cell):
     """The features of one cell; NaN for a number that is not finite."""
     if column.categories is None:
         return [NUMBERS.get(cell, np.nan)]
-    return [float(normalize_class_name(cell.strip()) == value) for value in column.categories]
+    names = ["1" if name == "True" else name for name in (normalize_class_name(cell.strip()), *column.categories)]
+    # Of categories that mean the same, the last one counts.
+    return [float(name == names[0] and name not in names[place + 1 :]) for place, name in enumerate(names) if place]
 
 
 @settings(max_examples=60)
@@ -95,7 +97,7 @@ def test_arrays_are_taken_where_every_column_is_numeric():
     [
         ({"color": ["green", "red"]}, r"color='green' \(row 0\).*one of the categories.*unknown=zeros"),
         ({"color": ["red", None]}, r"color='' \(row 1\)"),
-        ({"color": ["red", float("nan")], "member": [1, True]}, r"color='' \(row 1\), member='1' \(row 0\)"),
+        ({"color": ["red", float("nan")], "member": [2, True]}, r"color='' \(row 1\), member='2' \(row 0\)"),
         ({"age": ["old", 3]}, r"age='old' \(row 0\).*must be finite numbers"),
         ({"age": [3, pd.NA]}, r"age='' \(row 1\)"),
         ({"age": [3, 1e300]}, r"age='1e\+300' \(row 1\)"),

@@ -49,7 +49,18 @@ def test_assign_by_position_has_the_sizes_printed_in_lzcw21():
 
 @pytest.mark.parametrize(
     "ids",
-    [[1.0, 2.0], ["a", None], ["a", ""], [1, "1"], [1, 2.5], pd.Series([1, None]), np.array([1.0, np.nan]), ["a"]],
+    [
+        [1.0, 2.0],
+        ["a", None],
+        ["a", ""],
+        [1, "1"],
+        [1, 2.5],
+        pd.Series([1, None]),
+        np.array([1.0, np.nan]),
+        ["a"],
+        ["12.0", "7.5"],
+        ["a", "1.5e+17"],
+    ],
 )
 def test_missing_and_ambiguous_ids_are_refused_without_their_values(ids):
     with pytest.raises(ValueError, match=r"ids|one id for each") as refused:
