@@ -42,7 +42,7 @@ wheel: install
 	$(BIN)/python -m hatchling build -t wheel
 	$(PYTHON) -m venv build/fresh
 	build/fresh/bin/pip install --quiet dist/*.whl
-	cd build && PATE_HOME=home fresh/bin/pate demo && fresh/bin/pate verify home/runs/digits/gaussian/* --ledger home/ledger.sqlite
+	cd build && export PATE_HOME="$$PWD/home" && fresh/bin/pate demo && fresh/bin/pate verify home/runs/digits/gaussian/* --ledger home/ledger.sqlite
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -106,8 +106,8 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             "priced" or "private scores" (such as cross-validation on private records). None if not stated.
         allow_duplicate_account: Whether these records may also be charged to an account of another name.
         spend_anyway: Whether to spend the whole epsilon even if no skill is expected of the model.
-        home: Folder of ledger, teachers and runs. None for PATE_HOME or, if PATE_HOME is not set, the user's store for
-            ledger and teachers, and ``outputs`` in the working directory for runs.
+        home: Absolute path of the folder of ledger, teachers and runs. None for PATE_HOME or, if PATE_HOME is not set,
+            the user's store for ledger and teachers, and ``outputs`` in the working directory for runs.
         random_state: Seed of everything except the noise, which is always secret. None draws a new seed for each fit; a
             fit that was interrupted after its charge can then not be finished for free.
         device: Device on which networks are trained: "cpu", "cuda", "cuda:<n>", "mps" or "auto".

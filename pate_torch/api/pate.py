@@ -110,7 +110,7 @@ class PATE:
             a class or function that returns a torch.nn.Module; or a ``PrivateMethod`` without teachers, such as
             GradientMethod(size=..., mechanism=GradientDescent(...)). None for a small network.
         partition: Neighboring relation, ``AddRemove()`` or ``ReplaceOne()``.
-        unit: Privacy unit, "record" or "group:<what>". A group unit needs ``unit_id``.
+        unit: Privacy unit, "record" or "group:<what>". A group unit needs ``unit_id``, and "record" refuses it.
         mean: Public means [D] of channels or features, which normalize points. None for means of the public points.
         std: Public standard deviations [D]. Set them together with ``mean``.
         value_range: Smallest and largest public values [D] of the features, to which points are clipped before they are
@@ -244,8 +244,8 @@ class PATE:
                 if its point cannot be read or is not finite, or its label is not a class. Unusable records are dropped
                 or, under replace_one, replaced by fillers.
             y: PRIVATE. Class numbers, integers [N]. None for the labels of a Dataset or a folder.
-            unit_id: Stable ids [N] of the privacy units: strings, integers, booleans or dates. None if each
-                record is a unit, even if it equals another.
+            unit_id: Stable ids [N] of the groups: strings, integers, booleans or dates. None if ``unit`` is "record":
+                each record is then a unit, even if it equals another.
             public_x: Public points that determine the normalization if ``mean`` is None, the form of the points of a
                 Dataset or a folder, and the features of a recipe with ``start``. If both are None, images are
                 normalized by mean 1/2 and standard deviation 1/4, and rows are not normalized.

@@ -118,12 +118,19 @@ def compose_labeling(settings: Sequence[str], run_name: str | None = None) -> Ru
     return build_run_config(cfg, Path(cfg.paths.run))
 
 
+def format_configuration_error(error: OmegaConfBaseException) -> str:
+    """Format an error of a configuration as one line: the message of the resolver that raised it, or key and cause."""
+    text = str(error).splitlines()[0]
+    resolver_message = text.partition("ValueError raised while resolving interpolation: ")[2]
+    return resolver_message or (f"{error.full_key}: {text}" if error.full_key else text)
+
+
 def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     """Build the run configuration from ``cfg``. Raise ValueError with the key of a component that cannot be built."""
     try:
         values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ValueError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
+        raise ValueError(format_configuration_error(error)) from error
     privacy = build_privacy_config(values)
     features = instantiate_component(cfg, "features", FeatureRecipe | Encoder) if values["features"] else None
     encoder = None

@@ -20,7 +20,7 @@ COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charge
 
 def main(options: argparse.Namespace) -> int:
     """Run the command and return its exit code. Raise ValueError if the home folder has no runs."""
-    folder = get_runs_folder(find_home(options.home))
+    folder = get_runs_folder(find_home(options.home, "--home"))
     if not folder.is_dir():
         raise checks.error("home", str(folder.parent), "contains no runs", "Set PATE_HOME or --home.")
     runs = [run for run in _load_summaries(folder) if options.dataset in (None, run.get("dataset"))]

@@ -120,9 +120,7 @@ def format_error(error: BaseException) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return _format_unknown_key(cause, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException):
-        text = str(cause).splitlines()[0]
-        resolver_message = text.partition("ValueError raised while resolving interpolation: ")[2]
-        return resolver_message or (f"{cause.full_key}: {text}" if cause.full_key else text)
+        return hydra_config.format_configuration_error(cause)
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError | SafetensorError) and not isinstance(error, ChildProcessError):
         if isinstance(error, OSError) and error.filename is not None:

@@ -70,9 +70,9 @@ def get_home_folder(root: object = None) -> str:
     return str(root or os.environ.get("PATE_HOME") or get_user_store())
 
 
-def find_home(root: object = None) -> Path:
-    """Return the path of ``get_home_folder(root)`` with ``~`` expanded."""
-    return check_root(get_home_folder(root))
+def find_home(root: object = None, key: str = "home") -> Path:
+    """Return the path of ``get_home_folder(root)`` after ``check_root``, whose ``key`` names the given ``root``."""
+    return check_root(get_home_folder(root), key)
 
 
 def get_runs_folder(root: Path) -> Path:
@@ -86,12 +86,21 @@ def get_run_folder(root: object, dataset: object, mechanism: object) -> str:
     return str(get_runs_folder(check_root(root)).joinpath(*names))
 
 
-def check_root(root: object) -> Path:
-    """Return the folder of ledger and teachers with ``~`` expanded, or raise ValueError for an empty path."""
+def check_root(root: object, key: str = "paths.root") -> Path:
+    """Return the folder of ledger and teachers with ``~`` expanded, or raise ValueError unless its path is absolute.
+
+    A relative path names another folder in each working directory. The records would have several ledgers, and each
+    would admit a whole budget. ``key`` is the setting or argument that gives ``root``, for messages.
+    """
     if not isinstance(root, str) or not root.strip():
         fix = "Set PATE_HOME or paths.root to a folder, or unset both."
-        raise checks.error("paths.root", root, "must be the path of a folder", fix)
-    return Path(root).expanduser()
+        raise checks.error(key, root, "must be the path of a folder", fix)
+    path = Path(root).expanduser()
+    if not path.is_absolute():
+        key = "PATE_HOME" if root == get_home_folder() else key
+        problem = "must be an absolute path: it is another folder in each working directory, with a budget of its own"
+        raise checks.error(key, root, problem, f"For the folder in the working directory write {Path.cwd() / path}.")
+    return path
 
 
 @contextlib.contextmanager

@@ -29,8 +29,9 @@ class TableSource(FileSource):
 
     Attributes:
         label: Column of the class.
-        id: Column that names the record, which is the privacy unit unless there is a ``group``. None to name a record
-            by a hash of its content, so that equal records are one unit.
+        id: Column of names by which a release identifies public points, and by which vectors are found. It does not
+            determine the privacy unit: without a ``group``, each row is a unit of its own, whose id is a hash of the
+            whole row, so that equal rows are one unit. None if records have no names.
         separator: Character between the values of a row.
         columns: Names of the columns of files without a header line. None if there is a header line.
         quotes: Whether quotation marks enclose values. If False, quotation marks are ordinary characters.
@@ -72,11 +73,12 @@ class TableSource(FileSource):
             checks.one_of(f"dataset.{name}", getattr(self, name), list(table))
         if id_column is not None and role == PRIVATE:
             checks.one_of(id_key, id_column, list(table))
+        names = None  # public and test files may lack the column
         if id_column is not None and id_column in table:
-            unit_ids = parse_unit_ids(id_key, table[id_column].to_pylist(), count_rows(table))
-            table[id_column] = pa.chunked_array([pa.array(np.asarray(unit_ids))])
-        else:  # public and test files may lack the column
-            unit_ids = _make_row_ids(table, self._text_columns)
+            names = parse_unit_ids(id_key, table[id_column].to_pylist(), count_rows(table))
+            table[id_column] = pa.chunked_array([pa.array(np.asarray(names))])
+        # Rows of one id are single records. If the id were the unit, an added row could displace another row.
+        unit_ids = _make_row_ids(table, self._text_columns) if names is None or self.group is None else names
         id_columns = [name for name in (self.id, self.group) if name is not None and name in table and role == PUBLIC]
         return FileRecords(
             content=table,

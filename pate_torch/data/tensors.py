@@ -29,6 +29,10 @@ def build_private_data(
     If ``y`` is None, the labels of the Dataset or the folder are class numbers or class names. The public points fix
     the form of the points of a Dataset or a folder.
     """
+    if unit_id is not None and unit == "record":
+        problem = "cannot be given if the privacy unit is one record, because records of one id would be one unit"
+        fix = "Set unit='group:<what the ids identify>', such as unit='group:patient', or leave out unit_id."
+        raise checks.error("unit_id", type(unit_id).__name__, problem, fix)
     is_readable_N, num_classes = None, len(class_names)
     if is_streamed(x):
         if public_x is None and not hasattr(x, "ndim"):

@@ -28,7 +28,7 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import MethodDescription, get_unit_column
 from pate_torch.methods.record_method import RecordMethod, map_records_batch_invariant
-from pate_torch.privacy.partition import DatasetFacts, get_unit_ids
+from pate_torch.privacy.partition import DatasetFacts, number_units
 from pate_torch.privacy.records import LABEL_UNIT, DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
 
@@ -140,8 +140,7 @@ def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
 
 def _select_unit_cells(row_N: Tensor, private: PrivateRecords, adjacency: str) -> tuple[Tensor, Tensor]:
     """Select the cell and class with most records of each unit, int64 [U] each; ties go to the lowest."""
-    _, unit_N = np.unique(get_unit_ids(private, adjacency), return_inverse=True)
-    place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
+    place_N3 = np.stack([number_units(private, adjacency), row_N.numpy(), private.y.numpy()], 1)
     distinct_M3, count_M = np.unique(place_N3, axis=0, return_counts=True)
     order = np.lexsort((distinct_M3[:, 2], distinct_M3[:, 1], -count_M, distinct_M3[:, 0]))
     _, first_U = np.unique(distinct_M3[order, 0], return_index=True)

@@ -477,8 +477,10 @@ def open_ledger(home: Path | None = None, *, create: bool = True, readonly: bool
 
     Raises:
         LedgerError: The database lacks entries of the file, or PATE_LEDGER is not set and the file was moved.
+        ValueError: The folder of the store has no absolute path.
     """
-    url, file = os.environ.get("PATE_LEDGER"), get_default_path() if home is None else home / "ledger.sqlite"
+    home = run_folders.find_home(home)
+    url, file = os.environ.get("PATE_LEDGER"), home / "ledger.sqlite"
     create = create and not (url and file.exists())
     return Ledger(url or file, home=file.parent, is_url=bool(url), create=create, readonly=readonly)
 

@@ -17,7 +17,7 @@ import torch
 from pate_torch.core import checks, rng
 from pate_torch.privacy.accounts import check_unit
 from pate_torch.privacy.records import ADJACENCIES, LABEL_UNIT, Dataset, DataSpec, PrivateRecords, PublicPool, Shards
-from pate_torch.privacy.unit_ids import UnitIds, compute_keyed_hash, make_position_ids
+from pate_torch.privacy.unit_ids import UnitIds, compute_keyed_hash, make_content_ids, make_position_ids
 
 
 class Partition(ABC):
@@ -211,6 +211,21 @@ def get_unit_ids(private: PrivateRecords, adjacency: str) -> UnitIds:
     return private.unit_id if adjacency == "add_remove" else make_position_ids(len(private))
 
 
+def number_units(private: PrivateRecords, adjacency: str) -> np.ndarray:
+    """PRIVATE. Return the number of each record's privacy unit, int64 [N]. ``get_unit_ids`` gives the order of units.
+
+    Single records of one name are one unit only if they are equal, so that no added record displaces another record.
+    """
+    _, unit_N, size_U = np.unique(get_unit_ids(private, adjacency), return_inverse=True, return_counts=True)
+    if private.unit == "record" and len(size_U) < len(unit_N):
+        rows = np.flatnonzero(size_U[unit_N] > 1)
+        contents = make_content_ids((private.x[i].numpy().tobytes(), str(int(private.y[i])).encode()) for i in rows)
+        copy_N = np.zeros_like(unit_N)
+        copy_N[rows] = np.unique(contents, return_inverse=True)[1]
+        unit_N = np.unique(unit_N * len(unit_N) + copy_N, return_inverse=True)[1]
+    return unit_N
+
+
 def hold_out(
     private: PrivateRecords, share: float, adjacency: str, seed: int, purpose: str
 ) -> tuple[PrivateRecords, PrivateRecords]:
@@ -249,4 +264,4 @@ def select_one_per_unit(private: PrivateRecords, adjacency: str, hash_N: np.ndar
     Under replace_one this selects every record.
     """
     order_N = np.arange(len(private)) if hash_N is None else np.argsort(hash_N, kind="stable")
-    return select(private, order_N[np.unique(get_unit_ids(private, adjacency)[order_N], return_index=True)[1]])
+    return select(private, order_N[np.unique(number_units(private, adjacency)[order_N], return_index=True)[1]])

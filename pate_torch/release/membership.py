@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.privacy.partition import get_unit_ids, hold_out, select, select_one_per_unit
+from pate_torch.privacy.partition import hold_out, number_units, select, select_one_per_unit
 from pate_torch.privacy.records import LABEL_UNIT, Dataset, PrivateRecords, Shards
 from pate_torch.release.report import Share, format_percent
 
@@ -144,7 +144,7 @@ class MembershipTest:
             x, y = holdout_records.x, holdout_records.y
         member_digests = set(_hash_records(private.x[used_index], private.y[used_index]))
         nonmember_rows = [row for row, record in enumerate(_hash_records(x, y)) if record not in member_digests]
-        first_index = np.unique(get_unit_ids(private, shards.adjacency)[used_index], return_index=True)[1]
+        first_index = np.unique(number_units(private, shards.adjacency)[used_index], return_index=True)[1]
 
         def draw_rows(rows: NDArray[np.int64], kind: str) -> NDArray[np.int64]:
             return np.sort(make_numpy_generator(seed, "membership", kind).permutation(rows)[: self.records])

@@ -25,7 +25,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.queries.base import Margin
 from pate_torch.students.training import Supervised
 from pate_torch.teachers import engine
@@ -282,6 +282,13 @@ def test_units_adjacency_and_constants_reach_the_account(make):
     other.label(POOL, num_queries=5)
     assert other.account.adjacency == "replace_one"
     assert other.fit_student("supervised", steps=2).spec.std == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("partition", [AddRemove(), ReplaceOne()], ids=["add_remove", "replace_one"])
+def test_ids_of_single_records_are_refused_before_a_record_is_read(partition, make):
+    """A record that is added with the id of another record would displace that record."""
+    with pytest.raises(ValueError, match=r"unit_id='ndarray'.*Set unit='group:<what.*or leave out unit_id"):
+        make(partition=partition).fit_teachers(None, None, unit_id=np.arange(200))
 
 
 def test_seeded_noise_claims_nothing(make):

@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import pytest
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
 
 import pate_torch
 from pate_torch.cli import main as cli
 from pate_torch.cli.train import report_refusals
 from tests import ROOT
-from tests.command_runs import TINY, train
+from tests.command_runs import QUIET_LOG, TINY, train
 
 
 def check_in_a_fresh_process(code: str, *words: str, **environment: str) -> str:
@@ -75,6 +77,41 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch):
     for refused in ("num_teachers=0", "num_queries=5000"):  # before and after the folder is locked
         assert "must be an integer in [1, " in train(tmp_path, refused, monkeypatch=monkeypatch).error
     assert not list(tmp_path.glob("runs/*/*/*"))
+
+
+RELATIVE_HOME = [
+    ["train", "dataset.name=a"],
+    ["plan"],
+    ["label", "dataset.name=a", "num_classes=3", "votes=votes.csv"],
+    ["learn", "exponential", "dataset=digits"],
+    ["ledger", "show"],
+    ["ledger", "move", "postgresql+psycopg://runs@localhost/pate"],
+    ["verify", "release", "--ledger"],
+    ["owner", "a"],
+    ["runs"],
+    ["site", "init", "--account", "a", "--name", "A"],
+]
+
+
+@pytest.mark.parametrize("words", RELATIVE_HOME, ids=" ".join)
+def test_a_relative_home_is_refused_by_every_command(words, tmp_path, monkeypatch, capsys):
+    """Each working directory would have a ledger, and a budget, of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATE_HOME", "one")
+    monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: RunMode.RUN)
+    assert cli.main([*words, *(QUIET_LOG if words[0] == "train" else [])]) in (1, 2)
+    problem = "PATE_HOME='one': must be an absolute path: it is another folder in each working directory"
+    error = capsys.readouterr().err
+    assert problem in error and f"write {tmp_path}/one." in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_relative_home_is_refused_by_the_name_that_was_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    error = train(tmp_path / "home", "paths.root=one", monkeypatch=monkeypatch).error
+    assert error.startswith("paths.root='one': must be an absolute path") and f"write {tmp_path}/one." in error
+    assert cli.main(["runs", "--home", "one"]) == 2 and "--home='one': must be an absolute" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow(reason="a process that imports torch")

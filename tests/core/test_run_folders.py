@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pate_torch import PATE, PATEClassifier, TabularSynthesizer
 from pate_torch.core import run_folders
 from pate_torch.core.run_folders import get_home_folder, get_runs_folder, get_user_store, hold_lock, try_hold_lock
-from pate_torch.privacy.ledger import Ledger
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.ledger import Ledger, open_ledger
 from pate_torch.teachers.store import CHECKPOINT_MAX_AGE_SECONDS, TeacherStore
 
 
@@ -24,8 +26,33 @@ def test_the_store_of_a_user_holds_no_runs(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert get_home_folder() == str(get_user_store()) == str(tmp_path / "pate_torch")
     assert str(get_runs_folder(get_user_store())) == "outputs/runs" and get_runs_folder(tmp_path) == tmp_path / "runs"
-    monkeypatch.setenv("PATE_HOME", "elsewhere")
-    assert get_home_folder() == "elsewhere" and get_home_folder("here") == "here"
+    monkeypatch.setenv("PATE_HOME", "/elsewhere")
+    assert get_home_folder() == "/elsewhere" and get_home_folder("/here") == "/here"
+
+
+def make_synthesizer(home):
+    return TabularSynthesizer(1, account="a", public={"a": ["x", "y"], "b": ["u", "v"]}, home=home)
+
+
+RELATIVE_HOME = {
+    "PATE": lambda home: PATE("a", classes=2, num_teachers=2, mechanism=GNMax(sigma=9.0), delta=1e-5, home=home),
+    "PATEClassifier": lambda home: PATEClassifier(1, account="a", classes=[0, 1], home=home).fit(
+        [[0.0]], [0], public=[[0.0]]
+    ),
+    "TabularSynthesizer": lambda home: make_synthesizer(home).fit({"a": ["x"], "b": ["u"]}),
+    "ledger": lambda home: open_ledger(home and Path(home)),
+}
+
+
+@pytest.mark.parametrize("door", RELATIVE_HOME)
+@pytest.mark.parametrize(("variable", "home", "key"), [("/store", "one", "home"), ("one", None, "PATE_HOME")])
+def test_a_relative_home_is_refused(door, variable, home, key, tmp_path, monkeypatch):
+    """Each working directory would have a ledger, and a budget, of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATE_HOME", variable)
+    with pytest.raises(ValueError, match=rf"^{key}='one': must be an absolute path.* write {tmp_path}/one\.$"):
+        RELATIVE_HOME[door](home)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path):

@@ -212,7 +212,7 @@ def test_nothing_private_becomes_public_without_consent(kind, files):
 def test_private_test_records_are_not_looked_at(publish_test, tmp_path):
     """Neither a class nor a category comes from test records that only the owner sees."""
     frame = table(200).drop(columns=["user"])
-    options = {"id": "key", "publish_split": True, "publish_test": publish_test}
+    options = {"group": "key", "publish_split": True, "publish_test": publish_test}
     source = tabular.Csv(path=str(tmp_path / "t.csv"), **options)
     role_N = assign_by_hash(frame.key.to_numpy(), np.zeros(200, dtype=int), {PRIVATE}, source.fractions, 0)
     row = int(np.flatnonzero(role_N == TEST)[0])

@@ -1,6 +1,7 @@
 """Tables of an owner: columns, texts and vectors come with their labels and units; other tables are refused."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from pate_torch.core import texts
 from pate_torch.data import tabular
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.tabular import Embeddings
+from pate_torch.privacy.partition import AddRemove, select_one_per_unit
 from pate_torch.privacy.schema import Column, TableSchema, make_key
 from pate_torch.privacy.unit_ids import make_content_ids
 from tests.data.owner_files import CLASSES, Csv, Text, changed_cell, table, write
@@ -27,9 +29,9 @@ def test_columns_are_encoded_as_by_hand(suffix, tmp_path):
     data = Csv(path=write(frame, tmp_path / f"t{suffix}"), id="key", ignore=["user"], fractions=fractions).load()
     assert data.spec.class_names == CLASSES and data.spec.input_shape == (7,)
     assert len(data.private) + len(data.pool) + len(data.evaluation.y) == 120
-    row_by_key = frame.set_index("key")
-    for name, x, y in zip(data.private.unit_id, data.private.x, data.private.y, strict=True):
-        row = row_by_key.loc[name]
+    row_by_numbers = {(np.float32(row.age), np.float32(row.height)): row for row in frame.itertuples()}
+    for x, y in zip(data.private.x, data.private.y, strict=True):
+        row = row_by_numbers[tuple(x[:2].numpy())]
         one_hot = [float(row.color == color) for color in ("blue", "green", "red")]
         expected = [row.age, row.height, *one_hot, float(not row.flag), float(row.flag)]
         assert x.tolist() == pytest.approx(expected, rel=1e-6)
@@ -120,7 +122,7 @@ def test_consent_to_figures_on_test_records_is_no_consent_to_show_their_values(t
 
     def load(**changes):
         path = write(frame, tmp_path / "all.csv")
-        return tabular.Csv(path=path, id="key", publish_split=True, **changes).load()
+        return tabular.Csv(path=path, group="key", publish_split=True, **changes).load()
 
     test_values = {float(x) for x in load().evaluation.x[:, -1]}
     frame.loc[frame["x"].isin(test_values), "town"] = "Oz"  # who is a test record is decided by the key alone
@@ -221,10 +223,37 @@ def test_vectors_are_joined_by_id_whatever_their_order(tmp_path, kind, id_table)
     options = write_vectors(tmp_path, kind, x) | {"encoder": {"name": "ours", "license": "MIT"}}
     data = embeddings(id_table, **options).load()
     assert data.spec.input_shape == (WIDTH,) and data.spec.encoder.name == "ours" and data.spec.encoder.kind == "given"
-    for unit, row, y in zip(data.private.unit_id, data.private.x.numpy(), data.private.y.tolist(), strict=True):
-        assert np.array_equal(row, x[int(unit)]) and data.spec.class_names[y] == ("spam", "ham")[int(unit) % 2]
+    for row, y in zip(data.private.x.numpy(), data.private.y.tolist(), strict=True):
+        place = (x == row).all(1).tolist().index(True)
+        assert data.spec.class_names[y] == ("spam", "ham")[int(IDS[place]) % 2]
     z = data.spec.normalize(data.pool.x)
     assert torch.allclose(z.mean(0), torch.zeros(WIDTH), atol=1e-5) and float(z.square().mean()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["csv", "text", "embeddings"])
+def test_a_row_whose_id_occurs_is_a_record_of_its_own(kind, tmp_path):
+    """Such a row displaces no other row, and moves none to another shard."""
+    np.save(tmp_path / "v.npy", np.arange(20.0)[:, None])
+    (tmp_path / "ids.txt").write_text("\n".join(f"v{i}" for i in range(20)))
+    vectors = {"vectors": str(tmp_path / "v.npy"), "ids": str(tmp_path / "ids.txt")}
+    make, options = {"csv": (Csv, {}), "text": (Text, {"column": "a"}), "embeddings": (Embeddings, vectors)}[kind]
+
+    def load(name, rows):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join(["visit,a,label", *rows]))
+        options["public_path"] = str(tmp_path / "public.csv")
+        private = make(path=str(path), id="visit", classes=["n", "y"], **options).load().private
+        units, shards = select_one_per_unit(private, "add_remove"), AddRemove().make_shards(private, 5, seed=0)
+        places = {name: k for k in range(5) for name in private.unit_id[shards.get_indices(k).numpy()].tolist()}
+        return Counter(zip(map(bytes, units.x.numpy()), units.y.tolist(), strict=True)), places
+
+    rows = [f"v{i % 15},{i},{'ny'[i % 2]}" for i in range(20)]
+    (tmp_path / "public.csv").write_text("\n".join(["visit,a,label", *rows]))
+    units, places = load("t", rows)
+    assert units.total() == len(places) == 20
+    more_units, more_places = load("more", ["v3,7.5,n", *rows])
+    assert not units - more_units and (more_units - units).total() == 1
+    assert places.items() <= more_places.items() and len(more_places) == 21
 
 
 @pytest.mark.parametrize(("rows", "value"), [(COUNT // 2, 0.0), (COUNT, np.nan)])

@@ -544,6 +544,7 @@ class Reader:
     def types(self, line: str) -> subprocess.CompletedProcess[str]:
         """Run one command, shortened."""
         variables, words = words_of(line)
+        variables = {name: value.replace("$PWD", str(self.folder)) for name, value in variables.items()}
         for mark, value in self.newest().items():
             words = [word.replace(mark, value) for word in words]
         words = words[: words.index(">")] if ">" in words else words

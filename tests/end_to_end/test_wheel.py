@@ -123,7 +123,7 @@ def test_an_empty_environment_runs_the_demo_and_checks_it(built, tmp_path):
     done = run(*pip, "--disable-pip-version-check", str(built["wheel"]))
     assert done.returncode == 0, done.stderr
     clean = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
-    clean["PATE_HOME"] = "home"
+    clean["PATE_HOME"] = str(tmp_path / "home")
     pate = str(tmp_path / "fresh" / "bin" / "pate")
     done = run(pate, "demo", env=clean, cwd=tmp_path)
     assert done.returncode == 0 and "Guarantee" in done.stdout, done.stderr

@@ -47,7 +47,8 @@ def ask_records(
 def gradient_sums(adjacency: str = "add_remove", unit_id: tuple[str, ...] | None = None) -> GradientSums:
     """Forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
     method = GradientMethod(size=50, mechanism=GradientDescent(sigma=1.0, adjacency=adjacency))
-    return ask_records(method, among_images(*images(40, seed=1), unit_id), PARTITIONS[adjacency], encoder())
+    unit = "record" if unit_id is None else "group:who"
+    return ask_records(method, among_images(*images(40, seed=1), unit_id, unit), PARTITIONS[adjacency], encoder())
 
 
 def configured(home: Path, *overrides: str):

@@ -62,15 +62,15 @@ def rows(private: int = 24, public: int = 16, test: int = 9) -> list[Row]:
     return made
 
 
-UNITS = ("record", "repeated", "content", "group", "label")
-"""What a unit is: a record with an id of its own, one of several with an id, its content, a group, or a label alone."""
+UNITS = ("record", "content", "group", "label")
+"""What a unit is: a row with an id, which may occur in other rows, the content of a row, a group, or a label alone."""
 
 
 def unit_of(row: Row, unit: str, form: str) -> object:
     """What tells a row's unit from others."""
-    if form.startswith(("images", "embeddings")) and unit == "record":
-        return row.id, row.x  # a file each, or a vector
-    return {"group": row.group, "content": (row.x, row.label)}.get(unit, row.id)
+    if unit == "record" and form != "tensors":
+        return row.id, row.x, row.label  # several rows may have one id
+    return row.group if unit == "group" else (row.x, row.label)
 
 
 # ---- forms ---------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def _table(columns: Callable[[Row], dict[str, str]], names: dict[str, str]) -> W
     return write
 
 
-BY_ID = {"record": "id", "repeated": "id", "group": "group"}
+BY_ID = {"record": "id", "group": "group"}
 _csv = _table(lambda row: {f"x{d}": f"{v!r}" for d, v in enumerate(row.x)}, BY_ID)
 _texts = _table(lambda row: {"text": " ".join(f"{v:g}" for v in row.x)}, BY_ID)
 _named = _table(lambda row: {"id": _vector_id(row)}, {"group": "group"})
@@ -128,7 +128,7 @@ def tensors(kept: list[Row], unit: str, folder: Path, classes: Sequence[str] = C
     part = {name: [row for row in kept if row.part == name] for name in ("private", "public", "test")}
     x = {name: torch.tensor([row.x for row in rows_], dtype=torch.float32) for name, rows_ in part.items()}
     y = {name: torch.tensor([int(row.label) for row in rows_]) for name, rows_ in part.items()}
-    ids = None if unit not in BY_ID else [getattr(row, BY_ID[unit]) for row in part["private"]]
+    ids = [row.group for row in part["private"]] if unit == "group" else None
     return Tensors(
         name="toy", x=x["private"], y=y["private"], pool_x=x["public"], test_x=x["test"], test_y=y["test"],
         class_names=tuple(classes), unit_id=ids, unit="group:group" if unit == "group" else "record", nominal_size=24,
@@ -153,9 +153,9 @@ def files(
     """A source of files. The private one holds every row that no other file does."""
     source_type, write, suffix, group, options = KINDS[kind]
     options = options | {"roles": roles} if kind in ("csv", "libsvm", "text") else {**options}
-    if kind in ("csv", "text") and unit in ("record", "repeated") and roles == "hash":
+    if kind in ("csv", "text") and unit == "record" and roles == "hash":
         options["id"] = "id"
-    elif kind == "csv" and unit in ("record", "repeated"):
+    elif kind == "csv" and unit == "record":
         options["ignore"] = ["id"]
     if kind == "embeddings":
         vectors = {_vector_id(row): row.x for row in kept}
@@ -197,7 +197,7 @@ def fits(form: str, unit: str) -> bool:
     """Whether data of this form can have such units at all."""
     if form in UNNAMED:
         return unit in ("content", "group", "label")
-    if form.startswith(("images", "embeddings")):
+    if form.startswith(("images", "embeddings", "tensors")):
         return unit in ("record", "group", "label")
     return True
 
@@ -238,7 +238,9 @@ def private_rows(form: str, unit: str, kept: list[Row], folder: Path) -> list[in
             x = np.clip(np.resize(row.x, SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8).astype(float)
         else:
             x = np.float32(row.x).astype(float)
-        if len(names) and ((names == x).all(1) & (labels == row.label)).any():
+        alike = [other for other in kept if (other.x, other.label) == (row.x, row.label) and other.part not in own]
+        # Equal rows of several ids may have several roles: they are chosen only if all are private.
+        if len(names) and ((names == x).all(1) & (labels == row.label)).sum() >= len(alike):
             places.append(i)
     return places
 
@@ -282,7 +284,7 @@ def neighbors(
     )
     for name in dict.fromkeys([largest, *(unit_of(kept[i], unit, form) for i in chosen)]):
         places = [i for i, row in enumerate(kept) if unit_of(row, unit, form) == name]
-        if form == "tensors" and unit == "content":
+        if form == "tensors" and unit == "record":
             places = places[:1]  # equal rows in memory are units of their own
         gone = [row for i, row in enumerate(kept) if i not in places]
         found.append(Neighbor(f"without unit {name}"[:60], gone))
@@ -292,9 +294,14 @@ def neighbors(
         for attempt in itertools.count():
             # A unit whose name makes it public or a test point is no private unit more: try another name.
             new = dataclasses.replace(other, id=f"{other.id}-{number}-{attempt}", group=f"{other.group}{attempt}")
-            if unit in ("content", "label") or form in UNNAMED:
+            if unit == "record" and how == "with an id that occurs":
+                # A vector is found by its id, so that the rows of one id have one vector.
+                place = inside[attempt % len(inside)]
+                x = kept[place].x if form.startswith("embeddings") else (*other.x[:3], float(attempt))
+                new = dataclasses.replace(other, x=x, id=kept[place].id, label="10"[int(kept[place].label)])
+            elif unit in ("content", "label") or form in UNNAMED or form == "tensors":
                 new = dataclasses.replace(new, x=(new.x[0], new.x[1], new.x[2], float(attempt)))
-            size = 3 if unit in ("group", "repeated") else 1
+            size = 3 if unit == "group" else 1
             more = [dataclasses.replace(new, x=(*new.x[:3], new.x[3] + i)) for i in range(size)]
             at = int(draw.integers(len(kept) + 1))
             grown = [*kept[:at], *more, *kept[at:]]

@@ -15,10 +15,12 @@ import torch
 from pate_torch import session
 from pate_torch.accounting import GaussianNoisyMaxCost
 from pate_torch.accounting.events import GaussianEvent
+from pate_torch.data import tabular
 from pate_torch.mechanisms import gradient_descent
 from pate_torch.methods.record_method import RecordMethod
 from pate_torch.privacy.partition import DatasetFacts
 from pate_torch.privacy.sensitive import Sensitivity
+from pate_torch.privacy.unit_ids import UnitIds
 from tests.privacy import neighbor_cases as cases
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_worlds as worlds
@@ -126,12 +128,23 @@ def test_gradients_with_discrete_noise_are_reached_and_priced(monkeypatch, parti
     assert "is charged where" in faults(case)
 
 
+def test_a_record_whose_id_occurs_moves_the_gradients_by_one_norm():
+    assert not faults(GRADIENTS | {"partition": "add_remove", "form": "csv with a public file"}, times=2)
+
+
 @pytest.mark.slow(reason="up to thirteen runs on neighbors")
-def test_an_id_that_merges_records_is_found(monkeypatch):
-    case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}
+@pytest.mark.parametrize(
+    ("case", "partition"),
+    [(REVERSE_KNN, "add_remove"), (REVERSE_KNN, "replace_one"), (GRADIENTS, "add_remove")],
+    ids=["cells of added records", "cells of replaced records", "gradients of added records"],
+)
+def test_an_id_that_merges_records_is_found(monkeypatch, case, partition):
+    case = case | {"partition": partition, "form": "csv with a public file"}
     assert not faults(case)
+    monkeypatch.setattr(tabular, "_make_row_ids", lambda table: np.array(table["id"].to_pylist()).view(UnitIds))
     for module in ("pate_torch.privacy.partition", "pate_torch.methods.reverse_knn"):
-        monkeypatch.setattr(f"{module}.get_unit_ids", lambda private, adjacency: private.unit_id)
+        merge = lambda private, adjacency: np.unique(private.unit_id, return_inverse=True)[1]  # noqa: E731
+        monkeypatch.setattr(f"{module}.number_units", merge)
     assert "where it says" in faults(case, times=12)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.core import rng
-from pate_torch.privacy.partition import AddRemove, ReplaceOne, assign_shards, get_unit_ids, select_one_per_unit
+from pate_torch.privacy.partition import (
+    AddRemove,
+    ReplaceOne,
+    assign_shards,
+    get_unit_ids,
+    select_one_per_unit,
+)
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.unit_ids import compute_keyed_hash, make_position_ids
 
@@ -168,6 +175,26 @@ def test_one_record_of_a_unit_is_chosen_by_the_smallest_hash_or_is_the_first():
     for adjacency, hashes, expected in cases:
         selected = select_one_per_unit(data, adjacency, hashes)
         assert selected.x[:, 0].long().tolist() == expected
+
+
+def test_single_records_of_one_id_are_one_unit_only_if_they_are_equal():
+    """No added record may displace another record, whatever its id and its place in the file are."""
+    rows = [(2.0, 0, "b"), (1.0, 0, "a"), (1.0, 1, "a"), (1.0, 0, "a"), (3.0, 1, "a")]
+
+    def make(rows, unit="record"):
+        x, y, ids = zip(*rows, strict=True)
+        return PrivateRecords.from_rows(np.array(x)[:, None], y, list(ids), unit)
+
+    def select_rows(rows, **options):
+        chosen = select_one_per_unit(make(rows), "add_remove", **options)
+        return sorted(zip(chosen.x[:, 0].tolist(), chosen.y.tolist(), strict=True))
+
+    assert len(select_one_per_unit(make(rows, "group:person"), "add_remove")) == 2
+    whole = select_rows(rows)
+    assert whole == [(1, 0), (1, 1), (2, 0), (3, 1)]
+    for row, place in itertools.product([(1.0, 0, "a"), (4.0, 0, "a"), (2.0, 1, "b")], range(6)):
+        more = select_rows([*rows[:place], row, *rows[place:]], hash_N=np.arange(6)[::-1])
+        assert [one for one in more if one != row[:2]] == [one for one in whole if one != row[:2]]
 
 
 def test_shards_without_a_record_are_empty():

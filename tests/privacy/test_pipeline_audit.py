@@ -37,7 +37,7 @@ def source(canaries: int = 0) -> Tensors:
     y[: 2 * canaries] = 1
     points = torch.stack([torch.ones(QUERIES), torch.linspace(-0.01, 0.01, QUERIES)], 1)
     public = {"pool_x": points, "test_x": points, "test_y": torch.zeros(QUERIES, dtype=torch.int64)}
-    private = {"x": torch.tensor([1.0, 0.0]).repeat(TEACHERS, 1), "y": y, "unit_id": [str(i) for i in range(TEACHERS)]}
+    private = {"x": torch.tensor([1.0, 0.0]).repeat(TEACHERS, 1), "y": y}
     return Tensors(name="canary", class_names=2, **private, **public, mean=[0.0, 0.0], std=[1.0, 1.0])
 
 

@@ -82,11 +82,11 @@ def list_neighbors(rows, ids, adjacency):
         for place, row in itertools.product(range(len(rows)), NEW_ROWS):
             yield [*rows[:place], row, *rows[place + 1 :]]
         return
-    names = make_records(rows, ids).unit_id
-    for name in set(names.tolist()):
+    names = [name for *_, name in rows] if ids == "groups" else list(range(len(rows)))
+    for name in set(names):
         yield [row for row, other in zip(rows, names, strict=True) if other != name]
     for added, place in itertools.product(NEW_ROWS, (0, 5, len(rows))):
-        if ids == "none":
+        if ids != "groups":
             yield [*rows[:place], added, *rows[place:]]
         else:  # a unit of two records, in any order among the others
             yield [*rows[:place], (*added[:2], "new"), *rows[place:], (1, 0, "new")]
