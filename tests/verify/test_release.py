@@ -21,12 +21,13 @@ from pate_torch import pipeline
 from pate_torch.cli.main import main as pate
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.release import report
-from pate_torch.release.renderer import escape_markdown
+from pate_torch.release.renderer import escape_markdown, write_release
 from pate_verify import release as verified_files
 from pate_verify.command import verify_release
 from pate_verify.costs import compute_bounds
-from pate_verify.release import ANSWER_FILES, ReleaseFolder, run_checks
+from pate_verify.release import ANSWER_FILES, ReleaseFolder, run_check, run_checks
 from tests.command_runs import train
+from tests.release.reporting_demo import FORMS, demo
 from tests.run_configs import changed
 from tests.tiny_runs import again, selection, tiny
 from tests.verify.rewriting import rewrite
@@ -687,3 +688,21 @@ def test_labels_used_again_pass_without_their_record(honest, tmp_path):
     plan = again(tiny(home), "third", labels=first["release_id"])
     pipeline.run(plan)
     assert set(said(plan.folder / "release").values()) == {"ok"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"unit": "group:a | *b* & (c)", "adjacency": "add_remove", "delta": 1.25e-7, "epsilon": 12.3456},
+        {"unit": "label of one record", "adjacency": "replace_one", "other_releases": ()},
+        {"accountant": "delta", "epsilon": 0.0, "epsilon_curve": ()},
+        {"epsilon_charged": None, "budget_epsilon": None, "epsilon": 0.0123, "epsilon_curve": ()},
+    ],
+)
+def test_the_words_of_every_form_are_those_that_the_verifier_rebuilds(form, changes, tmp_path):
+    made = demo(**FORMS[form] | changes)
+    write_release(tmp_path, made)
+    (check,) = run_check(verified_files._check_words, replace(ReleaseFolder.load(tmp_path), release=None))
+    assert check.is_ok, check.message
