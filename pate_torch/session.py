@@ -37,10 +37,12 @@ from pate_torch.release.builder import build_report
 from pate_torch.release.renderer import print_summary, write_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import MODEL_FILE_NAME, WrittenRelease, save_model
+from pate_torch.release.table_report import write_rows
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.private_test import read_test, release_test
 from pate_torch.students.store import save as save_student
+from pate_torch.synthesis.model import TableModel
 
 NamedStudent = tuple[str, Student]
 MAX_OUTSIDE_SHARE = 0.05
@@ -134,7 +136,10 @@ class ReleaseSession(OpenRun):
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Write the answers into ``release/``. Return the record of the release and the hashes for the ledger."""
         if isinstance(release, ModelRelease):
-            return record, save_model(release.model, self.release_dir)
+            digests = save_model(release.model, self.release_dir)
+            if isinstance(release.model, TableModel):
+                digests |= write_rows(self.release_dir, release.model.sample(seed=self.config.seed))
+            return record, digests
         facts = self.facts
         record = release_store.write(self.release_dir, release, record, facts.spec, guide, facts.pool.names)
         return record, release_store.select_digests(record)

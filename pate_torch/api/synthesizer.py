@@ -25,8 +25,7 @@ from pate_torch.privacy import records as origins
 from pate_torch.privacy.domain import TableDomain
 from pate_torch.privacy.unit_ids import name_unit, parse_unit_ids
 from pate_torch.release.renderer import copy_release
-from pate_torch.release.store import ROWS_FILE_NAME
-from pate_torch.release.table_report import measure_usefulness, write_rows
+from pate_torch.release.table_report import measure_usefulness
 from pate_torch.session import ReleaseSession
 from pate_torch.synthesis.model import TableModel
 
@@ -111,14 +110,12 @@ class TabularSynthesizer(AccountEstimator):
         return self
 
     def _release(self, config: RunConfig, code_NJ: np.ndarray) -> None:
-        """Make the release, draw its rows, and compare them with the private rows in the folder of the owner."""
+        """Make the release, and compare its rows with the private rows in the folder of the owner."""
         with ReleaseSession.open(config) as session:
             written = session.run()
             assert isinstance(written.release, ModelRelease) and isinstance(written.release.model, TableModel)
             model = written.release.model
-            random = np.random.default_rng(config.seed)
-            rows = model.sample_codes(model.size, random)
-            write_rows(session.release_dir / ROWS_FILE_NAME, model.domain.decode(rows, random))
+            rows = model.sample_codes(model.size, np.random.default_rng(config.seed))  # those of synthetic.csv
             self._report = session.publish(written, None, shows_table=False)
             (session.private_dir / "summary.json").write_text(json.dumps(compare_tables(model, rows, code_NJ)) + "\n")
         session.finish()

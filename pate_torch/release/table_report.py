@@ -13,14 +13,15 @@ import numpy as np
 
 from pate_torch.core import checks, files
 from pate_torch.release.report import Accuracy, ColumnReport, Share, TableReport
+from pate_torch.release.store import ROWS_FILE_NAME
 from pate_torch.synthesis.model import TableModel
 
 MIN_SHARE = 0.01
 """Smallest share of the rows that a code must have to be counted in the associations."""
 
 
-def write_rows(path: Path, table: Mapping[str, Sequence[Any]]) -> None:
-    """Write synthetic rows as a CSV file, with empty cells for missing values."""
+def write_rows(folder: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Write synthetic rows as a CSV file, with empty cells for missing values; return its SHA-256 for the ledger."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([files.escape_spreadsheet_cell(name) for name in table])
@@ -28,7 +29,8 @@ def write_rows(path: Path, table: Mapping[str, Sequence[Any]]) -> None:
         writer.writerow(
             ["" if v is None else files.escape_spreadsheet_cell(v) if isinstance(v, str) else v for v in row]
         )
-    files.write_atomically(path, text.getvalue())
+    files.write_atomically(folder / ROWS_FILE_NAME, text.getvalue())
+    return {"rows_sha256": files.compute_file_digest(folder / ROWS_FILE_NAME)}
 
 
 def describe_table(model: TableModel, seed: int) -> TableReport:

@@ -105,7 +105,7 @@ def _write_table(noisy: NoisySum, record: dict[str, Any], folder: Path) -> tuple
     """Fit a synthetic table to noisy marginal tables, and write its model and its rows."""
     model = training.fit_table(noisy)
     store.save_model(model, folder)
-    write_rows(folder / store.ROWS_FILE_NAME, model.sample())
+    write_rows(folder, model.sample())
     shape = (len(model.domain.columns),)
     classes = ("0", "1")  # a table has neither points nor classes, and a data set must have them
     spec = DataSpec(name=_NAME, num_classes=2, class_names=classes, input_shape=shape, mean=(0.0,), std=(1.0,))

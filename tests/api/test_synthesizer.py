@@ -332,7 +332,7 @@ def test_a_fit_that_is_killed_at_a_durable_write_is_never_undercharged(processes
 
 def test_another_table_does_not_finish_an_interrupted_fit(fit, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("pate_torch.api.synthesizer.write_rows", lambda *_: (_ for _ in ()).throw(Killed))
+        patched.setattr("pate_torch.session.ReleaseSession.publish", lambda *_, **__: (_ for _ in ()).throw(Killed))
         fit()
     for changes in ({"table": TABLE[:-1]}, {"rounds": 1}, {"random_state": 1}):
         with pytest.raises(ValueError, match="has been charged already"):

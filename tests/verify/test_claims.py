@@ -93,6 +93,8 @@ def test_public_claims_of_dp_sgd(code, terms, tmp_path, capsys):
         ({"sgma": 1.0}, "claim key"),
         ({"adjacency": "swap"}, "adjacency"),
         ({"steps": 10**7}, "steps"),
+        ({"steps": 0.9}, "steps"),
+        ({"steps": 1.5}, "steps"),
     ],
 )
 def test_what_is_missing_or_impossible_is_named(change, named, tmp_path, capsys):

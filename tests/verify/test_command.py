@@ -15,6 +15,7 @@ from pate_verify import command
 from tests import ROOT
 from tests.run_configs import changed
 from tests.tiny_runs import tiny
+from tests.verify.rewriting import rewrite
 
 ISOLATED = """
 import sys
@@ -84,7 +85,7 @@ def test_a_total_that_is_the_cap_is_confirmed_by_the_ledger_alone(release, tmp_p
     account = privacy["composition"]
     account["account_total"] = summary["epsilon_charged"] = account["account_cap"]
     account["account_route"] = "cap"
-    (false / "privacy.json").write_text(json.dumps(privacy))
+    rewrite(false, privacy)
     (false / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "policy.yaml").write_text(f"max_account_epsilon: {account['account_cap']}\n")
     ledger, words = str(release.parents[4] / "ledger.sqlite"), ["--policy", str(tmp_path / "policy.yaml")]

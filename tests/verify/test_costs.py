@@ -67,6 +67,26 @@ def test_the_accountant_s_cost_passes_and_one_less_by_a_hundredth_fails(events):
         assert check_epsilon("x", claimed * (1.02 + gap), found).is_loose
 
 
+@pytest.mark.parametrize(
+    ("extra", "is_complete"),
+    [
+        (PureDPEvent(epsilon=1e100), False),
+        (LaplaceEvent(ratio=150.0), False),
+        (PureDPEvent(epsilon=50.0, count=10**6), False),
+        (PureDPEvent(epsilon=1e-6, count=10**9), True),
+        (LaplaceEvent(ratio=3e-4, count=39), True),
+        (BoundedRangeEvent(eta=2e-3, count=30_000), True),
+        (GaussianEvent(mu=1e3), False),
+    ],
+)
+def test_a_further_event_never_lowers_the_bound(extra, is_complete):
+    events = LaplaceEvent(ratio=0.1, count=40), PureDPEvent(epsilon=0.2)
+    alone, together = priced(*events), priced(*events, extra)
+    assert together.low >= 0.999 * max(alone.low, priced(extra).low) > 1
+    assert together.is_complete == is_complete == check_epsilon("x", 1e101, together).is_checked
+    assert not check_epsilon("x", 0.99 * alone.low, together).is_ok
+
+
 @pytest.mark.parametrize("mu", [1e-4, 0.02, 0.5, 3.0, 40.0, 2e4])
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-14])
 def test_two_exact_gaussian_costs_agree(mu, delta):

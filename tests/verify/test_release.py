@@ -21,14 +21,16 @@ from pate_torch import pipeline
 from pate_torch.cli.main import main as pate
 from pate_torch.core.formatting import format_epsilon
 from pate_torch.release import report
-from pate_torch.release.renderer import escape_markdown
+from pate_torch.release.renderer import escape_markdown, write_release
 from pate_verify import release as verified_files
 from pate_verify.command import verify_release
 from pate_verify.costs import compute_bounds
-from pate_verify.release import ANSWER_FILES, ReleaseFolder, run_checks
+from pate_verify.release import ANSWER_FILES, ReleaseFolder, run_check, run_checks
 from tests.command_runs import train
+from tests.release.reporting_demo import FORMS, demo
 from tests.run_configs import changed
 from tests.tiny_runs import again, selection, tiny
+from tests.verify.rewriting import rewrite
 
 RECORDS = [
     *("query=random", "student=supervised", "student.network=logistic", "student.augment=null", "student.steps=3"),
@@ -109,6 +111,8 @@ def test_labels_by_every_mechanism_pass(mechanism, tmp_path, monkeypatch, capsys
         ("method=reverse_knn", "mechanism=histogram"),
         ("method=reverse_knn", "mechanism=histogram", "partition=replace_one"),
         ("method=gradients", "mechanism=gradient_descent", "query.rounds=2", "query=margin", "partition=replace_one"),
+        ("method=gradients", "mechanism=gradient_descent", "first_answers=class_counts"),
+        ("method=gradients", "mechanism=gradient_descent", "partition=replace_one", "first_answers=class_counts"),
     ],
     ids=lambda words: "-".join(words[::2]),
 )
@@ -211,7 +215,13 @@ def test_a_hypothesis_passes_and_every_lie_about_its_certificate_is_found(epsilo
     assert pate(["learn", *f"{words} dataset.classes=[no,yes] --epsilon {epsilon} --below-guarantee".split()]) == 0
     release = release_of(tmp_path)
     honest = said(release)
-    assert honest.pop("mechanism") == "loose" and set(honest.values()) == {"ok"}
+    assert honest.pop("mechanism") == "not" and set(honest.values()) == {"ok"}
+    copy = shutil.copytree(release, release.with_name("other"))
+    with (copy / "student.safetensors").open("r+b") as stream:  # another rule
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"?")
+    mend(copy)
+    assert {check.name for check in verify_release(copy, tmp_path / "ledger.sqlite") if not check.is_ok} == {"charges"}
     model = json.loads((release / "privacy.json").read_text())["utility"]["model"]
     percent = re.search(r"at most ([\d.]+) percentage points", model["certificate"])[1]
     texts = {name: (release / name).read_text() for name in ("privacy.json", "README.md", "report.html")}
@@ -313,7 +323,7 @@ class Liar:
     def __init__(self, release: Path) -> None:
         self.release = release
         self.privacy, self.summary, self.record = (json.loads((release / name).read_text()) for name in FILES)
-        self.before, self.headline = self.privacy["guarantee"]["epsilon"], self.privacy["headline"]
+        self.before, self.headline_edits = self.privacy["guarantee"]["epsilon"], []
         self.account = self.privacy["composition"]
 
     @property
@@ -329,7 +339,7 @@ class Liar:
             self.record[record] = value
 
     def headlines(self, before: str, after: str) -> None:
-        self.privacy["headline"] = re.sub(before, after, self.privacy["headline"])
+        self.headline_edits.append((before, after))
 
     def epsilon(self, value: float) -> None:
         self.fact(value, "guarantee.epsilon", "epsilon")
@@ -352,6 +362,7 @@ class Liar:
     def events(self, change) -> None:
         """Of the labels, everywhere."""
         self.labels["events"] = self.record["planned"] = [change(dict(event)) for event in self.labels["events"]]
+        self.record["incurred"] = [change(dict(event)) for event in self.record["incurred"]]
         self.recompute()
 
     def recompute(self) -> None:
@@ -364,14 +375,11 @@ class Liar:
 
     def tell(self) -> None:
         """Write it all, the words for people too."""
-        card = self.release / "README.md"
-        words = (escape_markdown(text) for text in (self.headline, self.privacy["headline"]))
-        card.write_text(card.read_text().replace(*words))
-        before, now = (format_epsilon(e) for e in (self.before, self.privacy["guarantee"]["epsilon"]))
-        for where in (("headline",), ("guarantee", "symbols")):
-            put(self.privacy, where, lambda text: text.replace(before, now))
-        for file in (card, self.release / "report.html"):
-            file.write_text(file.read_text().replace(before, now))
+        rewrite(self.release, self.privacy)
+        card, before = self.release / "README.md", self.privacy["headline"]
+        for pattern, words in self.headline_edits:
+            self.privacy["headline"] = re.sub(pattern, words, self.privacy["headline"])
+        card.write_text(card.read_text().replace(escape_markdown(before), escape_markdown(self.privacy["headline"])))
         mend(self.release, privacy_json=self.privacy, summary_json=self.summary, release_json=self.record)
 
 
@@ -406,6 +414,12 @@ def change_the_words_of_the_page_alone(liar):
     page.write_text(page.read_text().replace("almost as likely", "as likely"))
 
 
+def list_the_labels_twice(liar):
+    liar.privacy["other_releases"].append(dict(liar.labels))
+    liar.events(halve_mu)
+    liar.noise(2)
+
+
 FOUND = {
     "half": ("guarantee", lambda liar: liar.epsilon(liar.before / 2)),
     "a thousandth less": ("guarantee", lambda liar: liar.epsilon(liar.before * 0.999)),
@@ -438,6 +452,8 @@ FOUND = {
     "words of the page alone": ("words", change_the_words_of_the_page_alone),
     "words alone": ("words", lambda liar: liar.headlines(r"epsilon = [\d.]+", "epsilon = 0.100")),
     "another version": ("schema", lambda liar: liar.privacy.update(schema_version=2)),  # nothing else is judged
+    "a reservation twice, once at half the cost": ("record", list_the_labels_twice),
+    "a part without an epsilon": ("record", lambda liar: liar.labels.update(epsilon=None)),
     "a cost without secret noise": ("guarantee", lambda liar: liar.fact(False, *["private"] * 3)),
 }
 """Lies that mend their traces, and what finds them in the folder alone."""
@@ -467,8 +483,23 @@ def claim_another_adjacency(liar):
 
 def hide_the_choice_of_the_student(liar):
     liar.account["parts"] = [part for part in liar.account["parts"] if part is liar.labels]
+    liar.privacy["tuning"]["student"] = "none"
     liar.recompute()
     liar.route("gdp", "exact Gaussian accounting")
+
+
+def list_the_choice_of_the_student_elsewhere(liar):
+    (choice,) = (part for part in liar.account["parts"] if part is not liar.labels)
+    liar.privacy["other_releases"].append(choice)
+    hide_the_choice_of_the_student(liar)
+    liar.fact("rdp", "composition.account_route")
+
+
+def mark_the_choice_of_the_student_as_seeded(liar):
+    (choice,) = (part for part in liar.account["parts"] if part is not liar.labels)
+    choice["what"] += ", NOT PRIVATE: seeded noise"
+    choice["events"] = [event | {"eta": event["eta"] / 2} for event in choice["events"]]
+    liar.recompute()
 
 
 def tell_other_answers(liar):
@@ -485,6 +516,8 @@ CHARGED = {
     "another adjacency": ("terms", claim_another_adjacency),
     "another cap": ("terms", lambda liar: liar.fact(60.0, "composition.account_cap", "budget_epsilon")),
     "nothing else was released": ("charges", lambda liar: (liar.privacy.update(other_releases=[]), liar.recompute())),
+    "the choice is another release": ("charges", list_the_choice_of_the_student_elsewhere),
+    "the choice had seeded noise": ("charges", mark_the_choice_of_the_student_as_seeded),
     "no choice": ("charges", hide_the_choice_of_the_student),
     "other answers": ("charges", tell_other_answers),
     "another head": ("chain", lambda liar: liar.fact("0" * 64, "verification.ledger_head", "ledger_head")),
@@ -495,12 +528,64 @@ CHARGED = {
 @pytest.mark.parametrize("lie", CHARGED)
 def test_a_story_without_a_contradiction_is_found_by_the_ledger(lie, release, second):
     finder, tell = CHARGED[lie]
-    release = second if lie in ("no choice", "nothing else was released") else release
+    release = second if "choice" in lie or lie == "nothing else was released" else release
     liar = Liar(release)
     tell(liar)
     liar.tell()
     failed = {name for name, mark in said(release).items() if mark == "FAILS"}
     assert finder in failed <= {"chain", "terms", "charges", "cap"}, failed
+
+
+def test_a_release_without_a_part_is_found(release):
+    """All that was charged is listed as another release, and what was charged for is left out of the folder."""
+    liar = Liar(release)
+    liar.privacy["other_releases"] += liar.account["parts"]
+    liar.account["parts"] = []
+    liar.recompute()
+    liar.route("none", "nothing was released")
+    liar.fact("gdp", "composition.account_route")
+    for key in ("queries_asked", "queries_answered"):
+        liar.fact(0, f"mechanism.{key}", key)
+    liar.fact("public", "mechanism.name", "mechanism")
+    liar.fact(None, "verification.release_id", "release_id")
+    liar.tell()
+    for name in ("release.json", "labels.csv"):
+        (release / name).unlink()
+    lines = (release / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (release / "SHA256SUMS").write_text("".join(line for line in lines if (release / line.split()[1]).exists()))
+    found = said(release)
+    assert found["record"] == found["charges"] == "FAILS" and found["mechanism"] == "not", found
+    assert {found[name] for name in ("words", "files", "guarantee", "account")} == {"ok"}, found
+
+
+PAGE_LIES = {
+    "the large number": [("<b>{e}</b>", "<b>0.100</b>")],
+    "cells of the page": [('<td class="num">{e}</td>', '<td class="num">0.100</td>')],
+    "cells of the card": [("| This release alone | {e} |", "| This release alone | 0.100 |")],
+    "the factor": [("at most the factor", "at most half the factor")],
+    "delta": [("delta = 1e-4", "delta = 1e-12"), ("δ = 1e-4", "δ = 1e-12")],
+    "the attack": [("finds at most 1", "finds at most "), ("finds at most 2", "finds at most ")],
+    "the unit": [
+        ("add or remove one record (", "add or remove all records of one patient ("),
+        ("protects every record of", "protects all records of every patient in"),
+        ("by one record added", "by all records of one patient added"),
+    ],
+    "a hidden number": [("<b>{e}</b>", "<b>0.100</b><!-- {e} -->")],
+}
+
+
+@pytest.mark.parametrize("lie", PAGE_LIES)
+def test_other_words_than_the_numbers_are_found_although_all_files_agree(lie, release):
+    statement = json.loads((release / "privacy.json").read_text())
+    epsilon = format_epsilon(statement["guarantee"]["epsilon"])
+    assert "finds at most 1" in str(statement) or "finds at most 2" in str(statement)
+    for name in ("privacy.json", "README.md", "report.html"):
+        text = (release / name).read_text()
+        for before, after in PAGE_LIES[lie]:
+            text = text.replace(before.replace("{e}", epsilon), after.replace("{e}", epsilon))
+        (release / name).write_text(text)
+    mend(release)
+    assert [name for name, mark in said(release).items() if mark == "FAILS"] == ["words"]
 
 
 @pytest.mark.parametrize(
@@ -523,7 +608,7 @@ def test_what_is_no_file_is_no_part_of_a_release_and_is_not_opened(release):
 def test_the_files_that_the_verifier_admits_are_those_that_a_release_says_it_holds():
     named = {*FILES, *verified_files.RELEASE_FILES, *ANSWER_FILES.values(), "private_test.json"}
     named |= {"SHA256SUMS"}
-    of_tables = {*verified_files.TABLE_FILES.values(), verified_files.ROWS_FILE}
+    of_tables = {*verified_files.TABLE_FILES.values()}
     of_sites = {"charter.json", "round-*.json", "round-*.public", "sum-*.json"}  # one of each for every slot
     assert named | {"encoder/"} | of_tables | of_sites == set(report.FILES) | of_tables
 
@@ -603,3 +688,21 @@ def test_labels_used_again_pass_without_their_record(honest, tmp_path):
     plan = again(tiny(home), "third", labels=first["release_id"])
     pipeline.run(plan)
     assert set(said(plan.folder / "release").values()) == {"ok"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"unit": "group:a | *b* & (c)", "adjacency": "add_remove", "delta": 1.25e-7, "epsilon": 12.3456},
+        {"unit": "label of one record", "adjacency": "replace_one", "other_releases": ()},
+        {"accountant": "delta", "epsilon": 0.0, "epsilon_curve": ()},
+        {"epsilon_charged": None, "budget_epsilon": None, "epsilon": 0.0123, "epsilon_curve": ()},
+    ],
+)
+def test_the_words_of_every_form_are_those_that_the_verifier_rebuilds(form, changes, tmp_path):
+    made = demo(**FORMS[form] | changes)
+    write_release(tmp_path, made)
+    (check,) = run_check(verified_files._check_words, replace(ReleaseFolder.load(tmp_path), release=None))
+    assert check.is_ok, check.message

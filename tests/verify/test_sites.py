@@ -22,7 +22,7 @@ from pate_torch.sites.keys import load_joiner_key
 from pate_torch.sites.release import write_model
 from pate_verify import sites as verifier
 from pate_verify.command import verify_release
-from tests.sites.site_tables import PUBLIC, SCHEMA, make_consortium, make_kind
+from tests.sites.site_tables import PUBLIC, SCHEMA, make_consortium, make_descent, make_kind
 from tests.sites.site_worlds import forge
 
 FORMS = {
@@ -163,6 +163,44 @@ def test_a_lie_in_the_statement_is_found_although_all_hashes_fit(release, lie):
     change, expected = STATEMENT_LIES[lie]
     change_json(release, change)
     assert find_faults(release) >= expected
+
+
+@pytest.fixture(scope="module")
+def descent(tmp_path_factory):
+    """Release of three steps, of which the second was asked twice, because the first answers were lost."""
+    home = tmp_path_factory.mktemp("descent")
+    consortium, kind = make_consortium(home, num_rows=40, cap=3.0), make_descent()
+    joiner = consortium.joiner
+    consortium.run_round(*training.ask_step(joiner, kind, 0.5)[1:])
+    consortium.answer_all(*training.ask_step(joiner, kind, 0.5)[1:])
+    for again in (True, False):
+        consortium.run_round(*training.ask_step(joiner, kind, 0.5, again=again)[1:])
+    (home / "release").mkdir()
+    write_model(joiner, joiner.load_sum(), PUBLIC, home / "release", home=home)
+    return home / "release"
+
+
+def test_a_used_round_that_is_declared_unused_is_found_by_the_sum_that_a_later_round_names(descent, tmp_path):
+    assert {check.name for check in verify_release(descent) if not (check.is_ok and check.is_checked)} == {"ledger"}
+    for slot in (0, 2):
+        release = shutil.copytree(descent, tmp_path / str(slot))
+        (release / f"sum-{slot}.json").unlink()
+        change_json(release, lambda facts, slot=slot: facts["trust"]["rounds"][slot].update(used=False))
+        assert "unused" in find_faults(release)
+
+
+def test_a_round_of_another_plan_is_not_taken_for_a_used_one(tmp_path):
+    consortium, kind = make_consortium(tmp_path, num_rows=40, cap=3.0), make_descent(steps=2)
+    joiner = consortium.joiner
+    consortium.run_round(*joiner.ask(make_kind("histogram"), 0.5)[1:])
+    consortium.run_round(*training.ask_step(joiner, kind, 0.5)[1:])
+    consortium.answer_all(*training.ask_step(joiner, kind, 0.5)[1:])  # the answers are lost
+    for slot in (2, 3):
+        (tmp_path / str(slot)).mkdir()
+        if slot == 3:
+            consortium.run_round(*training.ask_step(joiner, kind, 0.5, again=True)[1:])
+        write_model(joiner, joiner.load_sum(slot if slot == 3 else 1), PUBLIC, tmp_path / str(slot), home=tmp_path)
+        assert not find_faults(tmp_path / str(slot))
 
 
 # ---- lies in the files, signed again by the joiner -------------------------------------------------------------------

@@ -168,6 +168,14 @@ def test_other_numbers_in_a_model_and_other_first_counts_are_found_by_the_ledger
     assert find_faults(release) == {"charges"}
 
 
+def test_other_rows_are_found_by_the_ledger(release):
+    """Private rows in place of the synthetic ones."""
+    head, *rows = (release / "synthetic.csv").read_text().splitlines(keepends=True)
+    (release / "synthetic.csv").write_text(head + "".join(rows[:2] + rows[:1] + rows[3:]))
+    write_hashes(release)
+    assert not find_faults(release, ledger=False) and find_faults(release) == {"charges"}
+
+
 @pytest.mark.parametrize("name", ["synthesizer.safetensors", "synthetic.csv", "first_answers.json"])
 def test_a_file_that_is_missing_or_empty_is_found(release, name):
     (release / name).write_bytes(b"")

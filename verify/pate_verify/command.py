@@ -149,6 +149,8 @@ def read_claim(file: Path) -> dict[str, Any]:
         limits["sampling_rate"] = (0, 1 + 1e-12)
     for key in [key for key in NUMBER_KEYS if key in claim or key in limits]:
         claim[key] = _check_number(key, claim.get(key), *limits.get(key, (0, math.inf)), fix=fix)
+    if not claim["steps"].is_integer():
+        raise make_error("steps", claim["steps"], "must be a whole number of at least 1", fix)
     claim["steps"] = int(claim["steps"])
     if "noise_multiplier" not in claim and not ("sigma" in claim and claim.keys() & {"clip", "sensitivity"}):
         problem = "must be stated together with clip or sensitivity, unless noise_multiplier is stated"

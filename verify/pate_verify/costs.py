@@ -11,22 +11,27 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from mpmath import mp, mpf
 
-from pate_verify.events import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss
+from pate_verify.events import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss, sum_squared_mu
 
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
 
 
 @dataclass(frozen=True)
 class EpsilonBounds:
-    """Bounds ``low`` <= epsilon <= ``high``, and the name of their derivation."""
+    """Bounds ``low`` <= epsilon <= ``high``, and the name of their derivation.
+
+    Attributes:
+        is_complete: False if ``low`` leaves out events whose losses are too large for the check.
+    """
 
     low: float
     high: float
     derivation: str
+    is_complete: bool = True
 
 
 def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
@@ -41,12 +46,13 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
         failure = f"only a failure of probability {delta - rest:.6g}"
         return EpsilonBounds(0.0, 0.0, failure if rest < delta else "nothing was released")
     if kinds == {"gaussian"}:
-        epsilon = compute_gaussian_epsilon(math.sqrt(math.fsum(e["count"] * e["mu"] ** 2 for e in losses)), rest)
+        epsilon = compute_gaussian_epsilon(math.sqrt(sum_squared_mu(losses)), rest)
         return EpsilonBounds(epsilon, epsilon, "exact Gaussian, 50 digits")
+    is_complete = True
     low, high, derivation = 0.0, min(compute_renyi_epsilon(losses, rest), pure_epsilon), "Renyi"
     if known_events := [e for e in losses if e["kind"] in {*PURE_KINDS, "gaussian", "zcdp"}]:
-        low, upper = bound_known_losses(known_events, rest)
-        if kinds <= {*PURE_KINDS, "gaussian"}:
+        low, upper, is_complete = bound_known_losses(known_events, rest)
+        if is_complete and kinds <= {*PURE_KINDS, "gaussian"}:
             high, derivation = min(high, upper), "Renyi, and losses convolved"
     for event in (e for e in losses if e["kind"] == "sampled_gaussian"):
         if high > 100:
@@ -58,15 +64,27 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
         elif kinds <= {"gaussian", "sampled_gaussian"} and 0 < (left := rest - sum_failures(losses)) < rest:
             mu2 = math.fsum(e["count"] * compute_dominating_mu(e) ** 2 for e in losses)
             high, derivation = min(high, compute_gaussian_epsilon(math.sqrt(mu2), left)), "a Gaussian above DP-SGD"
-    return EpsilonBounds(low, high, derivation)
+    derivation += "" if is_complete else f"; the check {LIMITS_TEXT}"
+    return EpsilonBounds(low, high, derivation, is_complete)
 
 
-def bound_known_losses(events: Sequence[Event], delta: float) -> tuple[float, float]:
-    """Bound epsilon of events other than DP-SGD and Renyi curves; a rho-zCDP event counts as Gaussian with this rho."""
-    if any(e["kind"] in PURE_KINDS for e in events):
-        return cast(tuple[float, float], _import_losses().convolve_losses(events, delta))
-    mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"]) for e in events)
-    return (compute_gaussian_epsilon(math.sqrt(mu2), delta),) * 2
+def bound_known_losses(events: Sequence[Event], delta: float) -> tuple[float, float, bool]:
+    """Bound epsilon of events other than DP-SGD and Renyi curves; a rho-zCDP event counts as Gaussian with this rho.
+
+    More events never cost less, so each part of the events bounds epsilon from below: each event alone, the Gaussian
+    ones, and those whose losses are not too large to be convolved. The last result states whether these are all.
+    """
+    bounded_events = [e for e in events if e["kind"] in PURE_KINDS]
+    low = compute_gaussian_epsilon(math.sqrt(mu2), delta) if (mu2 := sum_squared_mu(events)) else 0.0
+    if not bounded_events:
+        return low, low, True
+    losses, upper = _import_losses(), math.inf
+    low = max(low, *(losses.bound_single_loss(e, delta) for e in bounded_events))
+    selected = losses.select_convolvable(events)
+    if any(e["kind"] in PURE_KINDS for e in selected):
+        lower, upper = losses.convolve_losses(selected, delta)
+        low = max(low, lower)
+    return low, upper, len(selected) == len(events)
 
 
 def _import_losses() -> ModuleType:

@@ -7,13 +7,26 @@ import importlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pate_verify import costs
 from pate_verify.events import Event
-from pate_verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, TABLE_FILES, Check, ReleaseFolder, make_check
+from pate_verify.release import (
+    ANSWER_FILES,
+    CHOICE,
+    RELATIVE_TOLERANCE,
+    STUDENT_FILE,
+    TABLE_FILES,
+    TEST,
+    Check,
+    ReleaseFolder,
+    make_check,
+)
+
+SEEDED_SUFFIX, INTERRUPTED_SUFFIX = ", NOT PRIVATE: seeded noise", ", interrupted: charged at its worst case"
+"""What a statement adds to the purpose of a reservation."""
 
 
 def read_entries(ledger: Path | str) -> list[dict[str, Any]]:
@@ -58,14 +71,13 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
     heads = [entry["seq"] for entry in chain if entry["hash"] == statement["verification"]["ledger_head"]]
     position = f"entry {heads[0]}" if heads else "not in this ledger: this is another ledger, or entries are missing"
     yield Check("chain", bool(heads), f"{len(chain)} entries follow one another; the statement's head is {position}")
-    own_entries = [entry for entry in chain[: heads[0] if heads else None] if entry["account"] == account["dataset"]]
-    facts: dict[str, dict[str, dict[str, Any]]] = {}
-    terms: dict[str, Any] = {}
-    for entry in own_entries:
+    last_seq = heads[0] if heads else len(chain)
+    own_entries = [entry for entry in chain if entry["account"] == account["dataset"]]
+    past_entries = [entry for entry in own_entries if entry["seq"] <= last_seq]
+    facts, terms = _collect_charges(past_entries), dict[str, Any]()
+    for entry in past_entries:
         if entry["kind"] in ("open", "raise_cap"):
             terms |= entry["facts"]
-        elif "reservation" in entry["facts"]:
-            facts.setdefault(entry["facts"]["reservation"], {})[entry["kind"]] = entry["facts"]
     stated_terms = {key: statement["guarantee"][key] for key in ("delta", "adjacency", "unit")}
     stated_terms["budget_epsilon"] = account["account_cap"]
     is_equal = {key: terms.get(key) == value for key, value in stated_terms.items()}
@@ -73,22 +85,16 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
     part_by_id = {part["release_id"]: part for part in (*folder.parts, *statement["other_releases"])}
     results = {name: name in facts and name in part_by_id for name in facts.keys() | part_by_id.keys()}
     for name in facts.keys() & part_by_id.keys():
-        reserve, commit, part = facts[name]["reserve"], facts[name].get("commit", {}), part_by_id[name]
-        is_secret = not reserve["insecure"] and "NOT PRIVATE" not in part["what"]
-        results[f"{name} (events)"] = not (statement["private"] and is_secret) or reserve["events"] == part["events"]
-        results[f"{name} (what)"] = part["what"].partition(",")[0] == reserve["what"]
-        results[f"{name} (seeded)"] = not (statement["private"] and reserve["insecure"] and part in folder.parts)
-        if folder.is_table and part in folder.parts:
-            digests = {k: hashlib.sha256((folder.path / f).read_bytes()).hexdigest() for k, f in TABLE_FILES.items()}
-            results |= {f"{name} ({key})": commit.get(key) == digest for key, digest in digests.items()}
-        if folder.release is not None and folder.release.get("release_id") == name:
-            results |= {f"{name} ({key})": commit.get(key) == folder.release.get(key) for key in ANSWER_FILES}
-            is_equal_cost = commit.get("events") == folder.release.get("incurred")
-            results[f"{name} (incurred)"] = not statement["private"] or is_equal_cost
+        results |= {f"{name} ({key})": is_ok for key, is_ok in _compare_part(folder, part_by_id[name], facts[name])}
+    mechanisms = {
+        facts[part["release_id"]]["reserve"]["mechanism"] for part in folder.parts if part["release_id"] in facts
+    }
+    results["mechanism"] = statement["mechanism"]["name"] in mechanisms
+    results |= {f"{name} (no part)": False for name in _list_missing_parts(folder, own_entries, last_seq)}
     if test := statement["utility"]["private_test"]:
-        digest = hashlib.sha256((folder.path / "private_test.json").read_bytes()).hexdigest()
+        digest = _hash_file(folder.path / "private_test.json")
         results["private_test.json"] = facts.get(test["id"], {}).get("commit", {}).get("private_test_sha256") == digest
-        tests = [name for name, fact in facts.items() if fact["reserve"]["what"].startswith("test of")]
+        tests = [name for name, fact in facts.items() if fact["reserve"]["what"].startswith(TEST)]
         results["number of the test"] = tests[test["number"] - 1 : test["number"]] == [test["id"]]
     yield make_check("charges", results, "differ from the ledger", f"{len(part_by_id)}, all equal in the ledger")
     spent_events = [e for charge in facts.values() for e in charge.get("commit", charge["reserve"])["events"]]
@@ -96,6 +102,70 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
         yield _check_cap(terms, spent_events)
     else:
         yield Check("cap", False, f"this ledger has no account {account['dataset']!r}")
+
+
+def _collect_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Collect the facts of the entries by reservation and kind."""
+    facts: dict[str, dict[str, dict[str, Any]]] = {}
+    for entry in entries:
+        if "reservation" in entry["facts"]:
+            facts.setdefault(entry["facts"]["reservation"], {})[entry["kind"]] = entry["facts"]
+    return facts
+
+
+def _compare_part(
+    folder: ReleaseFolder, part: Mapping[str, Any], charge: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, bool]]:
+    """Compare a reservation in the statement with its entries, and its files with their hashes in the ledger."""
+    statement, reserve, commit = folder.statement, charge["reserve"], charge.get("commit", {})
+    is_secret = statement["private"] and not reserve["insecure"]
+    what = part["what"].removesuffix(SEEDED_SUFFIX).removesuffix(INTERRUPTED_SUFFIX)
+    yield "events", part["events"] == (reserve["events"] if is_secret else [])
+    yield "what", what == reserve["what"]
+    yield "seeded", part["what"].endswith(SEEDED_SUFFIX) == reserve["insecure"]
+    if part not in folder.parts:
+        return
+    yield "private", not (statement["private"] and reserve["insecure"])
+    if folder.is_table:
+        for key, file in TABLE_FILES.items():
+            yield key, commit.get(key) == _hash_file(folder.path / file)
+    if "student_sha256" in commit:  # the test of a student adjusts its file
+        test, digest = statement["utility"]["private_test"], _hash_file(folder.path / STUDENT_FILE)
+        yield "student_sha256", commit["student_sha256"] == (test["tested_sha256"] if test else digest)
+    record = folder.release or {}
+    if record.get("release_id") == part["release_id"]:
+        for key in ANSWER_FILES:
+            yield key, commit.get(key) == record.get(key)
+        yield "incurred", not statement["private"] or commit.get("events") == record.get("incurred")
+    elif "labels_sha256" in commit:
+        yield "release.json", bool(statement["composition"]["labels_reused"])
+
+
+def _list_missing_parts(folder: ReleaseFolder, entries: Sequence[Mapping[str, Any]], last_seq: int) -> Iterator[str]:
+    """List the reservations that paid for this folder and are no parts of it.
+
+    After a reservation for answers or a model, its run reserves for the choice and for tests of its student. Of several
+    with one purpose, only the newest counts, because an interrupted call is finished by another reservation. The
+    labels of an earlier run are reused without its student. A test may be later than the statement.
+    """
+    part_ids, charges = {part["release_id"] for part in folder.parts}, _collect_charges(entries)
+    leader_by_run, newest_by_leader = dict[str, str](), dict[str, dict[str, str]]()
+    for entry in (entry for entry in entries if entry["kind"] == "reserve"):
+        name, run, what = (entry["facts"][key] for key in ("reservation", "run", "what"))
+        if not what.startswith((CHOICE, TEST)):
+            leader_by_run[run] = name
+        commit = charges[name].get("commit")
+        is_later_test = entry["seq"] > last_seq and what.startswith(TEST)
+        if commit is not None and not commit.get("stopped") and not is_later_test:
+            newest_by_leader.setdefault(leader_by_run.get(run, run), {})[what] = name
+    for leader, newest in newest_by_leader.items():
+        ids = {*newest.values()}
+        if part_ids & ids - ({leader} if folder.statement["composition"]["labels_reused"] else set()):
+            yield from ids - part_ids
+
+
+def _hash_file(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _check_cap(terms: dict[str, Any], events: list[Event]) -> Check:

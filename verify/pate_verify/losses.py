@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from pate_verify.events import LIMITS_TEXT, PURE_KINDS, Event, get_max_loss
+from pate_verify.events import LIMITS_TEXT, MAX_LOSS, PURE_KINDS, Event, get_max_loss, sum_squared_mu
 
 MAX_STEPS = 10**6
 _GRID_STEP, _MAX_GRID_CELLS = 2.5e-4, 1 << 21
+_MAX_WIDTH = 8 * _GRID_STEP * _MAX_GRID_CELLS
 
 
 def compute_sampled_divergence(e: Event, a: float) -> float:
@@ -38,14 +39,13 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
     """Bound epsilon by convolving the privacy loss distributions, with losses rounded down and up to a grid.
 
     For the upper bound, a bounded range of eta is replaced by an eta-DP event. For the lower bound, it is replaced by
-    randomized response with eta / 2. A rho-zCDP event is replaced by the Gaussian mechanism with the same rho.
+    randomized response with eta / 2, and every event by a function of it (``_round_down``), so that no event lowers the
+    bound. A rho-zCDP event is replaced by the Gaussian mechanism with the same rho.
 
     Source: Sommer, Meiser & Mohammadi 2019; Koskela, Jälkö & Honkela 2020.
     """
-    pure_events, normal_events = ([e for e in events if (e["kind"] in PURE_KINDS) == pure] for pure in (True, False))
-    mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"]) for e in normal_events)
-    deviation = math.sqrt(mu2 + math.fsum(e["count"] * get_max_loss(e) ** 2 for e in pure_events))
-    width = 2 * (deviation**2 / 2 + 12 * deviation)
+    pure_events = [e for e in events if e["kind"] in PURE_KINDS]
+    mu2, width = sum_squared_mu(events), compute_width(events)
     step = max(min(_GRID_STEP, min(map(get_max_loss, pure_events)) / 16), width / _MAX_GRID_CELLS)
     # Half of the most frequent loss is also a multiple of the step.
     half_loss = get_max_loss(max(pure_events, key=lambda e: e["count"])) / 2
@@ -54,18 +54,59 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
     grid, epsilons = np.arange(-size // 2, size // 2 + 1), []
     for rounds_up in (False, True):
         transform = np.ones(size // 2 + 1, dtype=complex)
-        for e in (*pure_events, {"kind": "gaussian", "mu": math.sqrt(mu2), "count": 1}) if mu2 else pure_events:
-            mass = np.diff(_compute_loss_cdf(e, (grid + (1e-9 if rounds_up else -1e-9)) * step, rounds_up))
+        bounded_events = pure_events if rounds_up else [_round_down(e, step) for e in pure_events]
+        for e in (*bounded_events, {"kind": "gaussian", "mu": math.sqrt(mu2), "count": 1}) if mu2 else bounded_events:
+            mass = np.diff(_compute_loss_cdf(e, (grid + (1e-9 if rounds_up else -1e-9)) * step))
             transform *= np.fft.rfft(np.roll(mass, size // 2 + rounds_up)) ** e["count"]
         mass = np.roll(np.fft.irfft(transform, size), size // 2)
         epsilons.append(_compute_epsilon(grid[:-1] * step, mass, delta + (-1 if rounds_up else 1) * size * 1e-15))
     return epsilons[0], epsilons[1]
 
 
-def _compute_loss_cdf(e: Event, x: np.ndarray, rounds_up: bool) -> np.ndarray:
+def select_convolvable(events: Sequence[Event]) -> list[Event]:
+    """Select the events whose losses the grid resolves: no loss above ``MAX_LOSS``, and a width that is not too large.
+
+    The events with the largest losses are left out first, because the others would vanish beside them.
+    """
+    selected = [e for e in events if e["kind"] not in PURE_KINDS or get_max_loss(e) <= MAX_LOSS]
+    selected.sort(key=lambda e: compute_width([e]))
+    while selected and compute_width(selected) > _MAX_WIDTH:
+        selected.pop()
+    return selected
+
+
+def compute_width(events: Sequence[Event]) -> float:
+    """Compute the width of the grid of losses."""
+    pure_events = [e for e in events if e["kind"] in PURE_KINDS]
+    deviation = math.sqrt(sum_squared_mu(events) + math.fsum(e["count"] * get_max_loss(e) ** 2 for e in pure_events))
+    return 2 * (deviation**2 / 2 + 12 * deviation)
+
+
+def bound_single_loss(e: Event, delta: float) -> float:
+    """Bound epsilon from below by that of one run of the event."""
+    loss = get_max_loss(e)
+    if e["kind"] == "laplace":
+        return max(0.0, loss + 2 * math.log1p(-delta))
+    loss /= 2 if e["kind"] == "bounded_range" else 1
+    return max(0.0, loss + math.log1p(-min(delta * (1 + math.exp(-loss)), 1 - 1e-16)))
+
+
+def _round_down(e: Event, step: float) -> Event:
+    """Replace an event by a function of it, whose largest loss is a multiple of the step.
+
+    A Laplace number with more noise is a Laplace number to which further noise was added.
+    """
+    loss = get_max_loss(e) / (2 if e["kind"] == "bounded_range" else 1)
+    loss = math.floor(loss / step * (1 + 1e-12)) * step
+    if e["kind"] == "laplace" and loss:
+        return {"kind": "laplace", "count": e["count"], "ratio": loss}
+    return {"kind": "pure", "count": e["count"], "epsilon": loss}
+
+
+def _compute_loss_cdf(e: Event, x: np.ndarray) -> np.ndarray:
     if e["kind"] == "gaussian":
         return ndtr(x / e["mu"] - e["mu"] / 2)
-    bound = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)
+    bound = get_max_loss(e)
     inner = np.exp(np.minimum(x - bound, 0) / 2) / 2 if e["kind"] == "laplace" else 1 - 1 / (1 + math.exp(-bound))
     return np.where(x < -bound, 0, np.where(x < bound, inner, 1))
 

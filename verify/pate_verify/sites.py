@@ -25,6 +25,7 @@ from pate_verify.release import RELATIVE_TOLERANCE, Check, ReleaseFolder, check_
 PROTOCOL, VERSIONS = "pate-sites-1", ("shares 1", "discrete gaussian 1")
 SIGNATURE_BYTES = 129  # hexadecimal digits and a line feed
 UNIT_LENGTH, COUNT_LENGTH = 1 << 30, 1 << 28  # whole numbers that stand for a vector of length 1, and for one count
+ZERO_DIGEST = "0" * 64  # in place of the newest sum, if there is none
 MIN_SHARE = 3  # smallest parameter of a share for which ``Protocol.bound_cost`` holds
 TAIL_SDS, MAX_LAW_ERROR = 40, 1e-9  # T and the largest eta in ``Protocol.bound_cost``
 MECHANISMS = {"histogram": "histogram", "marginals": "marginals", "votes": "gaussian"}
@@ -128,6 +129,7 @@ def check_sites(folder: ReleaseFolder) -> Iterator[Check]:
     trust, statement = folder.statement["trust"], folder.statement
     protocol, t, delta = Protocol(folder.path, trust["rounds"]), trust["colluding"], statement["guarantee"]["delta"]
     yield _check_protocol(protocol, statement)
+    yield from _check_unused_rounds(protocol)
     yield _check_signatures(protocol)
     for cost in trust["costs"]:
         bounds = protocol.bound_cost(protocol.slots, cost["colluding"], delta)
@@ -187,6 +189,30 @@ def _compare_rounds(protocol: Protocol, stated: Sequence[Mapping[str, Any]]) -> 
             f"share of round {slot}": honest * share**2 >= Fraction(asked["sigma"]) ** 2 and share >= MIN_SHARE,
         }
     return results
+
+
+def _check_unused_rounds(protocol: Protocol) -> Iterator[Check]:
+    """Check that no round without a sum in the folder had one, if a used round was planned together with it.
+
+    A round names the newest sum at its time. If that sum is not in the folder, it is that of an unused round in an
+    earlier slot, behind the newest sum in the folder that was named before. Rounds of one plan share a public file.
+    """
+    slot_by_sum = {file.digest: slot for slot, file in protocol.sums.items()}
+    used_files = [protocol.rounds[slot].content["files"] for slot in protocol.slots]
+    newest, hidden, unclear = -1, dict[str, bool](), []
+    for slot, file in enumerate(protocol.rounds):
+        if (previous := file.content["previous"]) in slot_by_sum:
+            newest = max(newest, slot_by_sum[previous])
+        elif previous != ZERO_DIGEST:
+            candidates = [s for s in range(newest + 1, slot) if s not in protocol.slots]
+            is_planned = [protocol.rounds[s].content["files"] in used_files for s in candidates]
+            hidden[f"the sum before round {slot}"] = not all(is_planned)
+            unclear += [str(slot)] if any(is_planned) else []
+    if not all(hidden.values()):
+        yield make_check("unused", hidden, "belongs to a round that was used", "")
+    elif unclear:
+        message = f"the sum before round {', '.join(unclear)} may belong to a round that was used"
+        yield Check("unused", True, message, is_checked=False)
 
 
 def _check_signatures(protocol: Protocol) -> Check:
