@@ -37,7 +37,8 @@ class Panel:
     """PRIVATE. K fitted teachers.
 
     ``retraining_check`` has the pickled work, points, labels and number of the teacher that a fresh process trains a
-    second time. It is None if ``check_retraining`` has passed, or if the panel has one teacher.
+    second time when votes are first counted. It is None if ``check_retraining`` has passed, or if the panel has one
+    teacher.
     """
 
     members: tuple[Member, ...]
@@ -51,7 +52,10 @@ class Panel:
         return f"Panel({len(self)} teachers, content withheld)"
 
     def predict(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, int64 [K, Q]; invalid classes become 0."""
+        """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, int64 [K, Q]; invalid classes become 0.
+
+        Votes that a mechanism may open come from ``count_votes`` alone.
+        """
         rows = []
         for number, member in enumerate(self.members):
             rows.append(self._replace_invalid(member(x)))
@@ -62,14 +66,25 @@ class Panel:
         return torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
 
     def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
-        return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
+        """PRIVATE. Count the votes on raw points [Q, ...]. The first call trains one teacher a second time.
+
+        Raises:
+            ValueError: The teacher came out different (``check_retraining``).
+        """
+        prediction_KQ = self.predict(x, progress)
+        self.check_retraining(x, prediction_KQ)
+        return voting.count_votes(prediction_KQ, self.spec.num_classes)
 
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
-        """PRIVATE. Raise ValueError unless one teacher predicts the same on these points after a second training."""
+        """PRIVATE. Raise ValueError unless one teacher predicts the same after a second training.
+
+        Its predictions are compared on these points and on its own records, because there may be one point only.
+        """
         if self.retraining_check is not None:
             work, own_x, own_y, teacher = self.retraining_check
-            label_Q = independence.call_in_fresh_process(work, own_x, own_y, teacher, x)
-            if not torch.equal(self._replace_invalid(label_Q), prediction_KQ[teacher]):
+            label_M = independence.call_in_fresh_process(work, own_x, own_y, teacher, x)
+            expected_M = torch.cat([prediction_KQ[teacher], self._replace_invalid(self.members[teacher](own_x))])
+            if not torch.equal(self._replace_invalid(label_M), expected_M):
                 raise independence.dependence_error(len(self))
             self.retraining_check = None
 
@@ -100,7 +115,8 @@ def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors:
 
 
 def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
-    return _fit_member(fit, seed, x, y, teacher, [])(points)
+    member = _fit_member(fit, seed, x, y, teacher, [])
+    return torch.cat([member(points), member(x)])
 
 
 def fit_panel(
