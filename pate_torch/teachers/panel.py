@@ -28,6 +28,7 @@ Member = Callable[[Tensor], Tensor]
 Fit = Callable[[Tensor, Tensor, int], Member]
 """PRIVATE. Function that fits a teacher to points [N, ...] and labels [N], given the number of the teacher; N >= 1."""
 
+_MIXED_POINTS = 128
 FALLBACK_CLASS = 0
 """Vote of a teacher that could not be fitted or cannot predict, so that every teacher has exactly one vote."""
 
@@ -78,12 +79,13 @@ class Panel:
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
         """PRIVATE. Raise ValueError unless one teacher predicts the same after a second training.
 
-        Its predictions are compared on these points and on its own records, because there may be one point only.
+        Its predictions are also compared on mixtures of its records, because there may be one point only.
         """
         if self.retraining_check is not None:
             work, own_x, own_y, teacher = self.retraining_check
-            label_M = independence.call_in_fresh_process(work, own_x, own_y, teacher, x)
-            expected_M = torch.cat([prediction_KQ[teacher], self._replace_invalid(self.members[teacher](own_x))])
+            mixed_x = _mix_features(own_x)
+            label_M = independence.call_in_fresh_process(work, own_x, own_y, teacher, x, mixed_x)
+            expected_M = torch.cat([prediction_KQ[teacher], self._replace_invalid(self.members[teacher](mixed_x))])
             if not torch.equal(self._replace_invalid(label_M), expected_M):
                 raise independence.dependence_error(len(self))
             self.retraining_check = None
@@ -114,9 +116,17 @@ def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors:
     return predict_seeded
 
 
-def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
+def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, *parts: Tensor) -> Tensor:
     member = _fit_member(fit, seed, x, y, teacher, [])
-    return torch.cat([member(points), member(x)])
+    return torch.cat([member(points) for points in parts])
+
+
+def _mix_features(x: Tensor) -> Tensor:
+    """PRIVATE. Draw _MIXED_POINTS points, each feature of which is that of a record drawn at random."""
+    if len(x) == 0:
+        return x
+    rows = torch.randint(len(x), (_MIXED_POINTS, x[0].numel()), generator=torch.Generator().manual_seed(0))
+    return x.flatten(1).gather(0, rows).view(-1, *x.shape[1:])
 
 
 def fit_panel(

@@ -338,7 +338,7 @@ class Drawing(DecisionTreeClassifier):
     generator = np.random.default_rng(0)
 
     def fit(self, x, y):
-        return super().fit(x + self.generator.normal(size=x.shape), y)
+        return super().fit(x + self.generator.normal(scale=2, size=x.shape), y)
 
 
 @pytest.mark.parametrize("opens", ["label", "labeler"])
