@@ -44,7 +44,7 @@ scans = PATE(
     teacher=TeacherRecipe(network="logistic", steps=100, batch_size=8, learning_rate=0.02),
     unit="group:patient",
 )
-scans.fit_teachers(x["train"], y["train"], unit_id=patient)
+scans.fit_teachers(x["train"], y["train"], unit_id=patient, public_x=x["val"])
 scans.label(x["val"], num_queries=min(25, len(x["val"])))  # charged, then drawn; the labels of val are not used
 scans.fit_student("supervised", network="logistic", steps=200, augment=None)
 

@@ -97,31 +97,32 @@ class ReleaseSession(OpenRun):
         assert budget is not None
         inputs, stopped_by, digests = self.make_inputs(), None, {}
         prepared = None if method.has_first_stage else method.prepare(inputs)  # step 1
-        with self.clock("labels"):
-            self.check_budget()  # step 2: the choice of a student must not fail after the labels are paid for
-            release_store.check_unused_folder(config.folder)
-            if prepared is not None:
-                prepared.check(budget, pool)
-            if self.unfinished_call is not None:
-                self.unfinished_call.begin(config.folder)
-            events = method.privacy_events(self.facts)
-            with budget.spend(events, mechanism=method.mechanism_name, purpose=method.purpose) as spending:  # step 3
-                if prepared is None:
-                    first_answers = method.draw_first_answers(inputs.records, self.facts, spending)
-                    digests = release_store.write_first_answers(self.release_dir, first_answers)
-                    spending.record_first_answers(digests)
-                    method, stopped_by = self._continue_from(first_answers)
-                    if stopped_by is None:
-                        prepared = method.prepare(replace(inputs, first_answers=first_answers))
-                        prepared.check(budget, pool)
-                if prepared is None:
-                    spending.stop()  # the block ends without an error, so that the rest of the reservation is returned
-                else:
+        self.check_budget()  # step 2: the choice of a student must not fail after the labels are paid for
+        release_store.check_unused_folder(config.folder)
+        if prepared is not None:
+            prepared.check(budget, pool)
+        if self.unfinished_call is not None:
+            self.unfinished_call.begin(config.folder)
+        events = method.privacy_events(self.facts)
+        with budget.spend(events, mechanism=method.mechanism_name, purpose=method.purpose) as spending:  # step 3
+            if prepared is None:
+                first_answers = method.draw_first_answers(inputs.records, self.facts, spending)
+                digests = release_store.write_first_answers(self.release_dir, first_answers)
+                spending.record_first_answers(digests)
+                method, stopped_by = self._continue_from(first_answers)
+                if stopped_by is None:
+                    prepared = method.prepare(replace(inputs, first_answers=first_answers))
+                    prepared.check(budget, pool)
+            if prepared is None:
+                spending.stop()  # the block ends without an error, so that the rest of the reservation is returned
+            else:
+                # This time may be published. All that hashes the private records, such as the commit, lies outside.
+                with self.clock("labels"):
                     release = prepared.release(pool, spending)  # step 4
                     record = make_record(replace(config, method=method), self.facts) | digests
                     record |= {"teachers_id": prepared.id} if prepared.id else {}
                     record, digests = self._write_answers(release, record, prepared.guide)  # step 5
-                    spending.record_files(digests)  # step 6 follows when the block ends without an error
+                spending.record_files(digests)  # step 6 follows when the block ends without an error
         if prepared is None:
             assert stopped_by is not None
             self.finish()

@@ -42,6 +42,7 @@ from pate_torch.methods.labeling import check_values
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.release.statement import NOT_PRIVATE, NOT_PRIVATE_REASON
 from pate_torch.students import store as student_store
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 
@@ -155,6 +156,8 @@ class PrivateLabeler:
                     self._block = block
                     if not block.is_reusable:
                         self._settle()
+            if not (self.private and budget.secret):
+                warnings.warn(f"{NOT_PRIVATE}. {NOT_PRIVATE_REASON}", stacklevel=2)
         except BaseException:
             self._journal.close()
             raise
@@ -217,8 +220,8 @@ class PrivateLabeler:
 
     @property
     def private(self) -> bool:
-        """Whether no block used seeded noise. Answers with seeded noise are not private."""
-        return all(line.facts["private"] for line in self._journal.lines if line.kind == "block")
+        """Whether no answer and no choice of a hypothesis used seeded noise, which is not private."""
+        return all(line.facts.get("private", True) for line in self._journal.lines)
 
     def close(self, *, settle: bool = True) -> None:
         """Close the journal and settle the open block. With ``settle=False``, the next start continues the block."""
@@ -235,6 +238,8 @@ class PrivateLabeler:
         self, algorithm: StudentAlgorithm, *, pool_x: Tensor | None = None, min_answers: int = 1, seed: int = 0
     ) -> Student:
         """Train a student on the answers free of charge, and save it beside the journal. It answers all new queries.
+
+        If an answer used seeded noise, the header of the file and the journal say NOT PRIVATE.
 
         Args:
             algorithm: Algorithm of the student.
@@ -257,9 +262,10 @@ class PrivateLabeler:
         task = StudentTask(self.spec, pool, answered_H.nonzero().squeeze(1), history.label[answered_H])
         student = algorithm.fit(task, seed=seed, device=torch.device("cpu"))
         with self.ledger.exclusive_access():
-            student_store.save(student, self.student_path)
+            note = _make_note(self.private)
+            student_store.save(student, self.student_path, **note)
             self._settle()
-            self._journal.append("student", file=self.student_path.name, answers=len(history))
+            self._journal.append("student", file=self.student_path.name, answers=len(history), **note)
             self._use_student(student)
         return student
 
@@ -298,7 +304,9 @@ class PrivateLabeler:
                 points = _to_rows(self.history.x)
                 choice = run_sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
                 self._settle()
-                self._journal.append("hypothesis", name=hypotheses.name, index=choice.index, answers=len(points))
+                facts = {"name": hypotheses.name, "index": choice.index, "answers": len(points)}
+                facts |= {"private": self.budget.secret, **_make_note(self.budget.secret and self.private)}
+                self._journal.append("hypothesis", **facts)
                 line = self._journal.lines[-1]
         if line.facts["name"] != hypotheses.name:
             problem = f"must be {line.facts['name']!r}, the class of the hypothesis that was published"
@@ -323,7 +331,7 @@ class PrivateLabeler:
                 if self._block is None:
                     size = max(self.num_queries, len(votes))
                     plan = {"num_queries": size, "num_teachers": votes.num_teachers, **self._describe_plan()}
-                    self._journal.append("block", reservation=spending.id, **plan)
+                    self._journal.append("block", reservation=spending.id, **plan, **_make_note(self.budget.secret))
                     self._block = _Block(spending.id, size, self.calls)
                 block = self._block
                 label_Q = self._draw_answers(points, votes, spending, block)
@@ -438,6 +446,10 @@ class PrivateLabeler:
         if tuple(points.shape[1:]) != shape:
             raise checks.error("x", tuple(x.shape), f"must be one point of shape {shape}, or a batch of points")
         return points
+
+
+def _make_note(is_private: bool) -> dict[str, str]:
+    return {} if is_private else {"note": f"{NOT_PRIVATE}: seeded noise"}
 
 
 def _to_rows(x: Tensor) -> Any:

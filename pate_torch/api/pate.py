@@ -246,9 +246,9 @@ class PATE:
             y: PRIVATE. Class numbers, integers [N]. None for the labels of a Dataset or a folder.
             unit_id: Stable ids [N] of the groups: strings, integers, booleans or dates. None if ``unit`` is "record":
                 each record is then a unit, even if it equals another.
-            public_x: Public points that determine the normalization if ``mean`` is None, the form of the points of a
-                Dataset or a folder, and the features of a recipe with ``start``. If both are None, images are
-                normalized by mean 1/2 and standard deviation 1/4, and rows are not normalized.
+            public_x: Public points that determine the normalization if ``mean`` is None, the form of images and of the
+                points of a Dataset or a folder, and the features of a recipe with ``start``. If it is None, which only
+                rows allow, and ``mean`` is None, rows are not normalized.
 
         Raises:
             ValueError: An argument is wrong, or stored teachers cannot be loaded.
@@ -556,8 +556,7 @@ class PATE:
 
     def make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
         """Make the public facts about points of the form of ``x``. ``public`` sets a normalization that is not set."""
-        width = x.shape[1]
-        default = ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
+        default = (0.0,) * x.shape[1], (1.0,) * x.shape[1]  # images have public points
         mean, std = self._constants or (compute_normalization(public) if len(public) else default)
         low, high = (None, None) if self.value_range is None else (tuple(map(float, part)) for part in self.value_range)
         return DataSpec(

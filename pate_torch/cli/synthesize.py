@@ -31,7 +31,7 @@ from pate_torch.release.renderer import check_empty_folder
 def main(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     check_empty_folder("--out", parsed.out)
-    table = read_table("table", parsed.table, parsed.separator)
+    table = read_table("table", parsed.table, parsed.separator, id_column=parsed.group)
     if parsed.group is not None:
         ids = table[checks.one_of("--group", parsed.group, list(table))]
         table[parsed.group] = ids.to_pylist()

@@ -69,7 +69,8 @@ class PointStream:
         key: Name of the argument, for messages.
         points: Map-style dataset of points or of tuples (point, label); path of a folder of images; or array of images.
             A point is a PIL image, an image [H, W] or [Ch, H, W], or a row [D].
-        form: Form of the public points. None to take the form of these points, which are then public.
+        form: Form of the public points, by which private values are read, whatever their type. None to take the form
+            of these points, which are then public.
         adjacency: Neighboring relation of private points. A private point that cannot be read becomes zeros and raises
             no error. None if the points are public.
         size: Height and width in pixels to which images of a folder are resized. None if all have one size.
@@ -104,17 +105,15 @@ class PointStream:
         self.key, self.points, self.is_private = key, points, adjacency is not None
         self.is_readable_N, self.labels = np.ones(len(points), dtype=bool), list[Any]([None] * len(points))
         if form is None:
-            assert isinstance(points, np.ndarray) or not self.is_private, "the form is public"
-            if isinstance(points, np.ndarray):  # values out of range are refused before the form is compared
-                convert_images(key, points[:_BLOCK_POINTS], is_private=self.is_private)
+            assert not self.is_private, "the form is public"
+            if isinstance(points, np.ndarray):  # values out of range are refused before the form is taken
+                convert_images(key, points[:_BLOCK_POINTS])
             with rng.seeded_generators(0):
                 first = points[0]
             form = _make_form(_to_array(first[0] if isinstance(first, tuple | list) else first))
-        self.form, own_form = form, _make_form(points[0]) if isinstance(points, np.ndarray) else form
-        if own_form.shape != form.shape or form.has_fractions not in (None, own_form.has_fractions):
-            values = {True: "floats in 0..1", False: "uint8", None: "images"}[form.has_fractions]
-            problem = f"must be {values} of shape {['N', *form.shape]}"
-            raise checks.error(key, f"{points.dtype} {list(points.shape)}", problem)
+        self.form = form
+        if isinstance(points, np.ndarray) and _make_form(points[0]).shape != form.shape:
+            raise checks.error(key, list(points.shape), f"must be images of shape {['N', *form.shape]}")
 
     def __len__(self) -> int:
         return len(self.points)
@@ -122,7 +121,7 @@ class PointStream:
     def load(self, stages: Stages | None = None) -> Tensor:
         """Read all points: uint8 images [N, Ch, H, W] or float32 rows [N, D]."""
         is_array = isinstance(self.points, np.ndarray)
-        if is_array and self.points.dtype == np.uint8 and self.points.flags.writeable:
+        if is_array and self.points.dtype == np.uint8 and self.points.flags.writeable and not self.form.has_fractions:
             return torch.as_tensor(self.points).reshape(-1, *self.form.shape)  # no copy
         progress = do_nothing if stages is None or is_array else stages(f"Reading {self.key}")
         x = torch.empty(len(self), *self.form.shape, dtype=torch.uint8 if self.form.is_image else torch.float32)
@@ -141,7 +140,9 @@ class PointStream:
             yield block
             progress(100 * rows.stop // len(self), 100)
         if not self.is_readable_N.any():
-            problem = f"has no point that can be read and has the shape of the public points, {list(self.form.shape)}"
+            values = {True: "fractions in 0..1", False: "whole numbers in 0..255", None: "numbers"}
+            form = f"{values[self.form.has_fractions]} of shape {list(self.form.shape)}"
+            problem = f"has no point that can be read and has the form of the public points, {form}"
             raise checks.error(self.key, type(self.points).__name__, problem)
         self._check_second_reading(kept_by_row)
 
@@ -156,9 +157,9 @@ class PointStream:
     def _read_block(self, rows: range) -> Tensor:
         if isinstance(self.points, np.ndarray):
             images = self.points[rows.start : rows.stop]
-            pixels, is_finite_B = convert_images(self.key, images, is_private=self.is_private)
-            self.is_readable_N[rows.start : rows.stop] = is_finite_B
-            return torch.from_numpy(pixels * is_finite_B[:, None, None, None])
+            pixels, is_valid_B = self._convert_images(images)
+            self.is_readable_N[rows.start : rows.stop] = is_valid_B
+            return torch.from_numpy(pixels * is_valid_B[:, None, None, None])
         jobs = [functools.partial(self._read_point, row) for row in rows]
         if type(self.points) is ImageFolderDataset:  # decoding draws no random numbers
             return torch.stack(run_in_parallel(jobs, torch.device("cpu"), do_nothing))
@@ -182,15 +183,18 @@ class PointStream:
         point, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
         self.labels[row] = label.item() if isinstance(label, Tensor | np.generic) else label
         array = _to_array(point, self.form)
-        is_valid = self.form.has_fractions in (None, has_fractions(array))
+        is_valid = True
         if self.form.is_image:
-            pixels, is_finite = convert_images(self.key, array[None], is_private=self.is_private)
-            x, is_valid = torch.tensor(pixels[0]), is_valid and bool(is_finite[0])
+            pixels, (is_valid,) = self._convert_images(array[None])
+            x = torch.tensor(pixels[0])
         else:
             x = convert_points(array).float()
         if not is_valid or tuple(x.shape) != self.form.shape:
             raise ValueError(f"{array.dtype} {list(array.shape)}: is not finite, or has not the form {self.form}")
         return x
+
+    def _convert_images(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return convert_images(self.key, x, is_private=self.is_private, fractions=self.form.has_fractions)
 
 
 def _is_sorted_by_path(points: Any) -> bool:

@@ -27,7 +27,7 @@ def build_private_data(
     """PRIVATE. Build private records (``PrivateRecords.from_rows``) of arrays, a Dataset or a folder of images.
 
     If ``y`` is None, the labels of the Dataset or the folder are class numbers or class names. The public points fix
-    the form of the points of a Dataset or a folder.
+    the form of images, and of the points of a Dataset or a folder.
     """
     if unit_id is not None and unit == "record":
         problem = "cannot be given if the privacy unit is one record, because records of one id would be one unit"
@@ -35,10 +35,11 @@ def build_private_data(
         raise checks.error("unit_id", type(unit_id).__name__, problem, fix)
     is_readable_N, num_classes = None, len(class_names)
     if is_streamed(x):
-        if public_x is None and not hasattr(x, "ndim"):
+        if public_x is None:
             raise checks.error("public_x", None, "must be given, because the public points fix the form of all points")
-        form = PointStream("public_x", public_x).form if is_streamed(public_x) else None
-        if form is None and not hasattr(x, "ndim"):
+        if is_streamed(public_x):
+            form = PointStream("public_x", public_x).form
+        else:
             form = PointForm(tuple(parse_points("public_x", public_x).shape[1:]))
         stream = PointStream("x", x, form, adjacency=adjacency)
         x, is_readable_N = stream.load(stages), stream.is_readable_N

@@ -20,7 +20,7 @@ from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.panel import Panel
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.teachers.voting import count_votes, read_votes
+from pate_torch.teachers.voting import read_votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +124,8 @@ class PanelMethod(VotingMethod):
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
         """PRIVATE. Count the votes, after one teacher that was trained a second time has given the same votes."""
-        pool_x = inputs.facts.pool.x
         with inputs.clock("votes"):
-            prediction_KQ = self.panel.predict(pool_x)
-            if self.panel.retraining_check is not None:
-                progress = inputs.stages("Training one teacher a second time")
-                self.panel.check_retraining(pool_x, prediction_KQ)
-                progress(1, 1)
-            votes = count_votes(prediction_KQ, self.panel.spec.num_classes)
+            votes = self.panel.count_votes(inputs.facts.pool.x, inputs.stages("Counting votes"))
         return self.from_votes(inputs, votes, are_from_records=False)
 
 

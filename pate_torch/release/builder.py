@@ -126,12 +126,9 @@ def _select_public_times(
     method: MethodDescription | None,
     claim: reports.AccountClaim,
 ) -> dict[str, float]:
-    """Select the times of stages that depend on public sizes alone.
-
-    If a method has a first stage, the time of the stage "labels" includes the preparation of private records.
-    """
+    """Select the times of stages that depend on public sizes alone."""
     is_public_stage = {
-        "labels": method is not None and method.public_time and "first_answers_sha256" not in written.record,
+        "labels": method is not None and method.public_time,
         "student": isinstance(written.release, Release) and not claim.has_part(PURPOSE_STUDENT_CHOICE),
     }
     return {stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)}

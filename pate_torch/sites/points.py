@@ -59,7 +59,7 @@ def read_columns(
             columns[unit] = pa.array([parse_unit_name(file, pattern, "group") for file in files], pa.string())
         return {IMAGE: path, **columns}
     if path.suffix not in (".npy", ".npz"):
-        return dict(read_table(key, path, separator))
+        return dict(read_table(key, path, separator, id_column=unit))
     try:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
@@ -92,6 +92,8 @@ def make_spec(
     elif IMAGE in public:
         stream = PointStream("public", public[IMAGE], size=None if encoder is None else encoder.size)
         x_P = stream.load()
+        if stream.form.has_fractions:
+            raise checks.error("public", "fractions", "must be images of whole numbers in 0..255")
         mean, std = compute_normalization(x_P)
         resize = RESIZE_METHOD if isinstance(public[IMAGE], Path) else None
         points = DataSpec(input_shape=stream.form.shape, mean=mean, std=std, resize=resize, **facts)
@@ -138,7 +140,7 @@ def convert_columns(
         checks.one_of("data", IMAGE, list(columns), "The round asks for images.")
         # The sum over records depends on the position of no record, so folders are allowed under both adjacencies.
         adjacency = "add_remove" if is_private else None
-        stream = PointStream("data", columns[IMAGE], PointForm(tuple(points.input_shape)), adjacency=adjacency)
+        stream = PointStream("data", columns[IMAGE], PointForm(tuple(points.input_shape), False), adjacency=adjacency)
         return stream.load(), stream.is_readable_N
     if points.text is None:
         assert points.schema is not None

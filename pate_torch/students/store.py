@@ -35,11 +35,11 @@ from pate_torch.students.base import Student
 from pate_torch.students.numpy_student import FORMAT, METADATA_KEY, find_student_file, read
 
 
-def save(student: Student, path: Path) -> None:
-    """Write the weights, the description of the network and the public facts about the data to ``path``."""
+def save(student: Student, path: Path, **notes: str) -> None:
+    """Write the weights, the description of the network, the public facts about the data and notes to ``path``."""
     spec = student.spec.to_dict()
     extra = {key: spec.pop(key) for key in OPTIONAL_SPEC_FIELDS if key in spec}
-    facts = {"format": FORMAT, "network": student.network, "spec": spec, **extra}
+    facts = {"format": FORMAT, "network": student.network, "spec": spec, **extra, **notes}
     header = {METADATA_KEY: json.dumps(facts, sort_keys=True)}  # one entry, because the order of several is not fixed
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
     with atomic_replacement(path, SHARED_FILE_MODE) as temporary:

@@ -28,6 +28,7 @@ Member = Callable[[Tensor], Tensor]
 Fit = Callable[[Tensor, Tensor, int], Member]
 """PRIVATE. Function that fits a teacher to points [N, ...] and labels [N], given the number of the teacher; N >= 1."""
 
+_MIXED_POINTS = 128
 FALLBACK_CLASS = 0
 """Vote of a teacher that could not be fitted or cannot predict, so that every teacher has exactly one vote."""
 
@@ -37,7 +38,8 @@ class Panel:
     """PRIVATE. K fitted teachers.
 
     ``retraining_check`` has the pickled work, points, labels and number of the teacher that a fresh process trains a
-    second time. It is None if ``check_retraining`` has passed, or if the panel has one teacher.
+    second time when votes are first counted. It is None if ``check_retraining`` has passed, or if the panel has one
+    teacher.
     """
 
     members: tuple[Member, ...]
@@ -51,7 +53,10 @@ class Panel:
         return f"Panel({len(self)} teachers, content withheld)"
 
     def predict(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, int64 [K, Q]; invalid classes become 0."""
+        """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, int64 [K, Q]; invalid classes become 0.
+
+        Votes that a mechanism may open come from ``count_votes`` alone.
+        """
         rows = []
         for number, member in enumerate(self.members):
             rows.append(self._replace_invalid(member(x)))
@@ -62,14 +67,26 @@ class Panel:
         return torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
 
     def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
-        return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
+        """PRIVATE. Count the votes on raw points [Q, ...]. The first call trains one teacher a second time.
+
+        Raises:
+            ValueError: The teacher came out different (``check_retraining``).
+        """
+        prediction_KQ = self.predict(x, progress)
+        self.check_retraining(x, prediction_KQ)
+        return voting.count_votes(prediction_KQ, self.spec.num_classes)
 
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
-        """PRIVATE. Raise ValueError unless one teacher predicts the same on these points after a second training."""
+        """PRIVATE. Raise ValueError unless one teacher predicts the same after a second training.
+
+        Its predictions are also compared on mixtures of its records, because there may be one point only.
+        """
         if self.retraining_check is not None:
             work, own_x, own_y, teacher = self.retraining_check
-            label_Q = independence.call_in_fresh_process(work, own_x, own_y, teacher, x)
-            if not torch.equal(self._replace_invalid(label_Q), prediction_KQ[teacher]):
+            mixed_x = _mix_features(own_x)
+            label_M = independence.call_in_fresh_process(work, own_x, own_y, teacher, x, mixed_x)
+            expected_M = torch.cat([prediction_KQ[teacher], self._replace_invalid(self.members[teacher](mixed_x))])
+            if not torch.equal(self._replace_invalid(label_M), expected_M):
                 raise independence.dependence_error(len(self))
             self.retraining_check = None
 
@@ -99,8 +116,17 @@ def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors:
     return predict_seeded
 
 
-def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
-    return _fit_member(fit, seed, x, y, teacher, [])(points)
+def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, *parts: Tensor) -> Tensor:
+    member = _fit_member(fit, seed, x, y, teacher, [])
+    return torch.cat([member(points) for points in parts])
+
+
+def _mix_features(x: Tensor) -> Tensor:
+    """PRIVATE. Draw _MIXED_POINTS points, each feature of which is that of a record drawn at random."""
+    if len(x) == 0:
+        return x
+    rows = torch.randint(len(x), (_MIXED_POINTS, x[0].numel()), generator=torch.Generator().manual_seed(0))
+    return x.flatten(1).gather(0, rows).view(-1, *x.shape[1:])
 
 
 def fit_panel(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from pate_torch import load_student
 from pate_torch.accounting import gdp
 from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.hypotheses.classes import Intervals, Thresholds
@@ -389,7 +390,26 @@ def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
 
 
 def test_seeded_noise_is_marked_for_good(make, ledger):
-    labeler = make(seed=0)
-    labeler.answer(points(1))
+    with pytest.warns(UserWarning, match="^NOT PRIVATE. The noise of this run was seeded"):
+        labeler = make(seed=0)
+    labeler.answer(points(-1, 1))
+    labeler.publish(Supervised(network="logistic", steps=2))
     labeler.close()
-    assert labeler.epsilon == math.inf and not make().private and not ledger.get_account("line").is_private
+    with pytest.warns(UserWarning, match="^NOT PRIVATE"):
+        again = make()
+    assert labeler.epsilon == math.inf and not again.private and not ledger.get_account("line").is_private
+    marked = [line.kind for line in again._journal.lines if "NOT PRIVATE" in line.facts.get("note", "")]
+    assert marked == ["block", "student"] and b"NOT PRIVATE" in again.student_path.read_bytes()
+    assert load_student(again.student_path).spec == SPEC
+
+
+@pytest.mark.filterwarnings("ignore::pate_torch.hypotheses.sample.BelowGuaranteeWarning")
+def test_a_hypothesis_chosen_with_seeded_noise_is_marked(make, tmp_path):
+    with make(num_queries=20) as secret:
+        secret.answer(points(*[v - 9.5 for v in range(20)]))
+        assert secret.private
+    with pytest.warns(UserWarning, match="^NOT PRIVATE"):
+        labeler = make(seed=0)
+    x = np.linspace(-9, 9, 2000)
+    labeler.publish_hypothesis(Thresholds(), Sample(x, x > 0), epsilon=1.0)
+    assert not labeler.private and "NOT PRIVATE" in (tmp_path / "answers.jsonl").read_text()

@@ -339,6 +339,27 @@ def test_the_owner_may_attack_the_student(finished):
     assert not [f for f in finished.folder.rglob("*") if f.is_file() and end in f.read_bytes()]
 
 
+class Drawing(DecisionTreeClassifier):
+    """Adds noise from a generator that all teachers share."""
+
+    generator = np.random.default_rng(0)
+
+    def fit(self, x, y):
+        return super().fit(x + self.generator.normal(scale=2, size=x.shape), y)
+
+
+@pytest.mark.parametrize("opens", ["label", "labeler"])
+def test_votes_of_teachers_that_share_a_generator_are_refused_before_a_charge(make, opens):
+    pate = make(teacher=Drawing()).fit_teachers(X, Y)
+    with pytest.raises(ValueError, match=r"^teacher='1 of 16 teachers': was trained again"):
+        if opens == "label":
+            pate.label(POOL, num_queries=10)
+        else:
+            with pate.labeler(num_queries=10) as labeler:
+                labeler.answer(POOL[:1])  # on which even such teachers agree
+    assert not pate.account.is_charged
+
+
 @pytest.mark.parametrize("teacher", [RECIPE, LogisticRegression()], ids=["recipe", "estimator"])
 def test_a_labeler_of_these_teachers(make, teacher):
     pate, answers = make(teacher=teacher).fit_teachers(X, Y), []

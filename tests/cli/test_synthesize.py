@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pate_torch.cli.main import main as pate
@@ -41,6 +42,20 @@ def test_a_table_with_a_column_of_patients_is_released(synthesize, tmp_path, cap
     assert list(rows[0]) == ["sex", "age", "ill"]
     assert sum(row["ill"] in ("yes", "no") for row in rows) > 0.95 * len(rows)  # the others are missing, or unseen
     assert 1000 < len(rows) < 1300  # about 1,105 of the 1,500 patients have a row, counted with noise
+
+
+def test_floating_point_ids_of_patients_are_refused_before_a_charge(synthesize, tmp_path, capsys):
+    """One missing or odd id of a Parquet file makes floats of all, which merge the units of long ids."""
+    table, file = pd.read_csv(tmp_path / "patients.csv"), tmp_path / "patients.parquet"
+    given = ["--schema", str(tmp_path / "schema.yaml"), "--group", "patient", "--out", str(tmp_path / "out")]
+    columns = "sex: {type: category, values: [f, m]}\n  ill: {type: category, values: ['yes', 'no']}\n"
+    (tmp_path / "schema.yaml").write_text(f"target: ill\ncolumns:\n  {columns}")
+    call = ["synthesize", str(file), "--epsilon", "1", "--account", "clinic", *given]
+    table.drop(columns="age").assign(patient=2.0**60 + table.patient).to_parquet(file, index=False)
+    assert pate(call) == 2 and "must hold ids of one type" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob("home/*clinic*"))
+    table.drop(columns="age").assign(patient=2**60 + table.patient).to_parquet(file, index=False)
+    assert pate(call) == 0
 
 
 def test_a_wrong_argument_is_refused_before_a_charge(synthesize, tmp_path, capsys):

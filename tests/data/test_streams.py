@@ -199,6 +199,22 @@ def test_private_fractions_that_are_not_finite_are_not_readable_and_others_are_c
         assert torch.equal(pixels[5, 1:], torch.from_numpy(PIXELS[5, 1:]))
 
 
+@pytest.mark.parametrize("has_fractions", [False, True])
+def test_no_private_image_decides_by_its_type_how_the_others_are_read(has_fractions):
+    """One more record makes an array of another type of the same values, which each image is read by."""
+    whole = (PIXELS > 99).astype(np.uint8) if has_fractions else PIXELS.astype(np.int64)
+    fractions = np.random.default_rng(1).random(PIXELS.shape, dtype=np.float32)
+    ties = (np.arange(3 * 8 * 6, dtype=np.float32).reshape(3, 8, 6) + np.float32(0.5)) / np.float32(255)
+    odd = [np.full((3, 8, 6), np.nan), PIXELS[0] + np.float64(0.5), PIXELS[0].astype(np.uint16)]
+    for images in (whole, np.concatenate([fractions, ties[None]])) if has_fractions else (whole, PIXELS):
+        form = PointForm((3, 8, 6), has_fractions)
+        expected = private(images, form).load()
+        for other in odd:
+            for wrap in (np.asarray, lambda x: TensorDataset(torch.from_numpy(x))):
+                stream = private(wrap(np.concatenate([images, other[None]])), form)
+                assert torch.equal(stream.load()[:-1], expected) and stream.is_readable_N[:-1].all()
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(())
@@ -218,9 +234,12 @@ def test_other_objects_are_refused_by_name(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             PointStream("X", points)
-    for array, message in [(PIXELS / 255, "uint8"), (PIXELS[:, :, :3], "3, 8, 6"), (PIXELS[:, :1], "3, 8, 6")]:
-        with pytest.raises(ValueError, match=f"^X=.*must be .*{message}"):
+    for array in (PIXELS[:, :, :3], PIXELS[:, :1]):
+        with pytest.raises(ValueError, match=r"^X=.*must be images of shape .*3, 8, 6"):
             private(array, PointForm((3, 8, 6), False))
+    for array, has_fractions, message in [(PIXELS / 255, False, "whole numbers in"), (PIXELS, True, "fractions in")]:
+        with pytest.raises(ValueError, match=f"^X='ndarray': has no point that can be read.*{message}"):
+            private(array, PointForm((3, 8, 6), has_fractions)).load()
     # Private images of other sizes are resized to the public form.
     x = private(tmp_path / "images", PointForm((3, 8, 6), False)).load()
     assert torch.equal(x[:3], torch.from_numpy(PIXELS[:3])) and x.shape == (10, 3, 8, 6)

@@ -67,14 +67,20 @@ def test_the_form_of_private_points_is_that_of_public_rows(first):
     assert torch.equal(private.x[1:], torch.arange(1.0, 12)[:, None] + torch.arange(3.0))
 
 
-def test_odd_private_images_raise_nothing_and_datasets_need_public_points(tmp_path):
-    x = torch.full((6, 1, 4, 4), 0.5)
+def test_odd_private_images_raise_nothing_and_images_and_datasets_need_public_points(tmp_path):
+    x, facts = torch.full((6, 1, 4, 4), 0.5), (torch.arange(6) % 2, None, "record", ("0", "1"), "add_remove")
     x[2, 0, 0, 0] = 7.25
-    assert build_private_data(x, torch.arange(6) % 2, None, "record", ("0", "1"), "add_remove").usable_N is None
+    assert build_private_data(x, *facts, public_x=torch.ones(3, 4, 4)).usable_N is None
     x[2, 0, 0, 0] = torch.nan
-    private = build_private_data(x, torch.arange(6) % 2, None, "record", ("0", "1"), "add_remove")
+    private = build_private_data(x, *facts, public_x=torch.ones(3, 4, 4))
     assert private.usable_N.tolist() == [row != 2 for row in range(6)]
+    whole, public = torch.full((6, 1, 4, 4), 9), torch.ones(3, 4, 4, dtype=torch.uint8)
+    for dtype in (torch.int64, torch.float32):  # one more image may have made fractions of all
+        assert build_private_data(whole.to(dtype), *facts, public_x=public).x.unique().tolist() == [9]
+    with pytest.raises(ValueError, match=r"must be images of shape \['N', 4\]"):
+        build_private_data(x, *facts, public_x=torch.ones(3, 4))
     torch.save(0, tmp_path / "cat.png")  # no image
-    for points in (TensorDataset(torch.zeros(3, 2)), ImageFolderDataset(tmp_path, shape=(1, 2, 2)), str(tmp_path)):
+    folder = ImageFolderDataset(tmp_path, shape=(1, 2, 2))
+    for points in (TensorDataset(torch.zeros(3, 2)), folder, str(tmp_path), x, whole.numpy()[:, 0]):
         with pytest.raises(ValueError, match=r"^public_x=None: must be given"):
             build_private_data(points, None, None, "record", ("0", "1"), "add_remove")

@@ -188,7 +188,7 @@ def _pate(plan: RunConfig) -> tuple[Any, PATE]:
         mean=data.spec.mean, std=data.spec.std, spend_anyway=plan.privacy.spend_anyway, **voters,
     )  # fmt: skip
     private, start = data.private, getattr(voters["teacher"], "start", None)
-    public_x = None if start is None else data.pool.x
+    public_x = data.pool.x if start is not None or data.spec.is_image else None
     return data, made.fit_teachers(private.x, private.y, unit_id=private.unit_id, public_x=public_x)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pate_torch import PATE, PATEClassifier, TabularSynthesizer
+from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -141,6 +142,7 @@ COLUMNS: dict[str, list[Any]] = {
     "categories": ["low", "high"],
     "texts": [],
     "images": [],
+    "image arrays": [],
 }
 """Type of a column -> its values. ``PATEClassifier`` takes public dates only as declared categories."""
 PUBLIC_COLUMNS = {"private dates": ["red", "blue"]}
@@ -178,14 +180,27 @@ class Drawn(Dataset):
         return image, record.label
 
 
+def stack(rows: Sequence[Record]) -> np.ndarray:
+    """Images of whole numbers. An odd one has fractions or missing pixels, and makes floats of all."""
+    images = []
+    for row in rows:
+        levels = 120 + 40 * np.nan_to_num(np.array(row.x)).clip(-2.9, 3.3)
+        image = np.repeat(levels.round().astype(np.int64), 32).reshape(8, 8)
+        is_fraction = isinstance(row.column, float) and np.isfinite(row.column)
+        images.append(image if row.column is None else image + 0.5 if is_fraction else np.full((8, 8), np.nan))
+    return np.stack(images)
+
+
 def frame(case: dict[str, str], rows: Sequence[Record]) -> Any:
     """The points of these records, as a user holds them."""
+    if case["column"] == "image arrays":
+        return stack(rows)
     if case["column"] == "images":
         return Drawn(rows)
     if case["column"] == "texts":
         return [" ".join(f"{v:.1f}" for v in row.x) for row in rows]
     numbers, column = np.array([row.x for row in rows]), [row.column for row in rows]
-    if case["door"] == "PATE":  # takes numbers: what is none is missing
+    if case["door"] in ("PATE", "labeler"):  # takes numbers: what is none is missing
         third = pd.to_numeric(pd.Series(column, dtype=object), errors="coerce").astype(float)
         return np.column_stack([numbers, third]).astype(np.float32)
     series = pd.Series(pd.Categorical(column)) if case["column"] == "categories" else pd.Series(column)
@@ -277,7 +292,7 @@ class Calls:
             options["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
         if self.case["column"] == "dates":
             options["categories"] = {"c": COLUMNS["dates"]}
-        if self.case["column"] == "images" and method == "teachers":
+        if self.case["column"].startswith("image") and method == "teachers":
             options["student"] = Supervised(network="logistic", steps=2)
         options |= {
             "private_test": float(self.case["test"]),
@@ -291,7 +306,7 @@ class Calls:
         classifier.fit(frame(self.case, rows), y, public=self._public(), groups=groups)
 
     def _synthesizer(self, rows: list[Record], first: bool) -> None:
-        if self.case["door"] == "PATE" or self.case["test"] != "0":
+        if self.case["door"] != "PATEClassifier" or self.case["test"] != "0":
             raise ValueError("a synthesizer has another door, and no test")
         table, public = (frame(self.case, part) for part in (rows, records(self.case, POINTS, 50, public=True)))
         if not hasattr(table, "columns"):
@@ -314,7 +329,7 @@ class Calls:
     def _pate(self, rows: list[Record]) -> None:
         if self.case["column"] == "texts":
             raise ValueError("PATE takes no texts")
-        is_image, unit_ids = self.case["column"] == "images", ids(self.case, rows)
+        is_image, unit_ids = self.case["column"].startswith("image"), ids(self.case, rows)
         width = 1 if is_image else 3
         partition = ReplaceOne() if self.case["adjacency"] == "replace_one" else AddRemove()
         descent = GradientDescent(sigma=2.0, steps=2, adjacency=partition.adjacency)
@@ -330,8 +345,15 @@ class Calls:
         options |= {"budget_epsilon": 1e4, "verbose": True, "allow_uninformative_labels": True, "home": self.root}
         pate = PATE("toy", classes=CLASSES, delta=1e-4, **options)
         y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])
-        public, y = (self._public(), None) if is_image else (np.nan_to_num(self._public()), y)
-        pate.fit_teachers(frame(self.case, rows), y, unit_id=unit_ids, public_x=public).label(public, QUERIES)
+        y = None if self.case["column"] == "images" else y
+        public = self._public() if is_image else np.nan_to_num(self._public())
+        pate.fit_teachers(frame(self.case, rows), y, unit_id=unit_ids, public_x=public)
+        if self.case["door"] == "labeler":
+            with pate.labeler(QUERIES) as labeler:
+                points = tensors.parse_points("public", public)
+                print([labeler.answer(point).item() for point in points[:QUERIES]])
+            return
+        pate.label(public, QUERIES)
         if options["private_test"]:
             pate.fit_student(Supervised(network="logistic", steps=2))
             print(pate.test_student()[0])
@@ -343,7 +365,7 @@ class Calls:
 PLAIN = {"door": "PATEClassifier", "method": "estimator", "ids": "none", "column": "floats", "adjacency": "add_remove",
          "releases": "one", "test": "0"}  # fmt: skip
 SPACE: dict[str, Sequence[str]] = {
-    "door": ["PATEClassifier", "PATE"],
+    "door": ["PATEClassifier", "PATE", "labeler"],
     "method": list(TEACHERS_BY_METHOD),
     "ids": list(IDS)[:-2],
     "column": list(COLUMNS),

@@ -153,6 +153,8 @@ def test_teachers_that_draw_from_one_generator_are_refused_and_found(monkeypatch
     monkeypatch.setattr(panel, "seeded_generators", lambda *_: contextlib.nullcontext())
     assert not calls.attempt(case(door="PATE", method="drawing"), tally := Tally())
     assert "was trained again" in str(tally.reasons)
+    assert not calls.attempt(case(door="labeler", method="drawing"), tally := Tally())
+    assert "was trained again" in str(tally.reasons)
     no_retraining(monkeypatch)
     np.random.seed(0)
     assert faults("where it says", draws=6, door="PATE", method="drawing", ids="strings")
@@ -195,6 +197,12 @@ def test_an_encoder_that_mixes_private_points_is_found(monkeypatch, rule):
 @pytest.mark.parametrize("adjacency", calls.SPACE["adjacency"])
 def test_images_of_a_dataset_with_random_transforms_hold(door, adjacency):
     holds(6, door=door, column="images", adjacency=adjacency)
+
+
+@pytest.mark.parametrize("door", calls.SPACE["door"])
+@pytest.mark.parametrize("adjacency", calls.SPACE["adjacency"])
+def test_images_of_an_array_hold(door, adjacency):
+    holds(8, door=door, column="image arrays", adjacency=adjacency)
 
 
 @pytest.mark.parametrize("door", calls.SPACE["door"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -308,3 +309,33 @@ def test_a_damaged_array_file_gives_one_line(tmp_path):
         read_columns("data", path)
     np.save(tmp_path / "scans.npy", np.zeros((2, 4, 4), np.uint8))
     assert list(read_columns("public", tmp_path / "scans.npy")) == [IMAGE]
+
+
+def test_no_private_image_of_a_site_decides_by_its_type_how_the_others_are_read(tmp_path):
+    whole = np.random.default_rng(0).integers(0, 256, (20, 8, 8))
+    np.savez(tmp_path / "public.npz", image=whole[:9].astype(np.uint8))
+    np.savez(tmp_path / "fewer.npz", image=whole, label=np.full(20, "a"))
+    more = np.concatenate([whole, np.full((1, 8, 8), np.nan)])
+    np.savez(tmp_path / "more.npz", image=more, label=np.full(21, "a"))
+    kind = training.make_class_sums(read_columns("public", tmp_path / "public.npz"), "label", LABELS)
+    tables = (read_columns("data", tmp_path / f"{name}.npz", label="label") for name in ("fewer", "more"))
+    fewer, more = (kind.read_records(table, "record").x for table in tables)
+    assert torch.equal(fewer, more[:20]) and torch.equal(fewer[:, 0], torch.from_numpy(whole.astype(np.uint8)))
+    np.savez(tmp_path / "public.npz", image=whole[:9] / 255)
+    with pytest.raises(ValueError, match=r"^public='fractions': must be images of whole numbers in 0\.\.255"):
+        training.make_class_sums(read_columns("public", tmp_path / "public.npz"), "label", LABELS)
+
+
+def test_floating_point_ids_of_units_are_refused(tmp_path):
+    """One missing or odd id of a Parquet file makes floats of all, which merge the units of long ids."""
+    public = {"a": pa.array([str(i) for i in range(9)]), "label": pa.array(["a"] * 9)}
+    kind = training.make_class_sums(public, "label", LABELS)
+    for dtype in (pa.int64(), pa.float64()):
+        ids = pa.array([2**60 + i for i in range(9)], pa.int64()).cast(dtype, safe=False)
+        pq.write_table(pa.table(public | {"patient": ids}), tmp_path / "data.parquet")
+        table = read_columns("data", tmp_path / "data.parquet", label="label", unit="patient")
+        if dtype == pa.int64():
+            assert len(set(kind.read_records(table, "group:patient").unit_id)) == 9
+        else:
+            with pytest.raises(ValueError, match="must hold ids of one type"):
+                kind.read_records(table, "group:patient")

@@ -253,7 +253,7 @@ class OwnClone(LogisticRegression):
 
 
 def try_again(one, points):
-    one.check_retraining(points, one.predict(points))
+    one.count_votes(points)
 
 
 @pytest.mark.fresh_process
