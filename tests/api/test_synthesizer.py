@@ -151,7 +151,9 @@ def test_a_table_without_signal_stops_after_the_first_counts_which_alone_are_cha
     assert read_entries(tmp_path, "commit")[0]["reservation"] == stopped.value.reservation_id
     assert charge.is_committed and charge.incurred_events == charge.reserved_events[:1]
     assert not list(tmp_path.rglob("synthe*"))
-    fit(TABLE, epsilon=2.0)  # the stopped fit needs no allow_refit
+    with pytest.raises(ValueError, match=r"has been charged already.*allow_refit=True"):
+        fit(TABLE, epsilon=2.0)
+    fit(TABLE, epsilon=2.0, allow_refit=True)
     charges = read_charges(tmp_path)
     assert len(charges) == 2 and len(charges[1].incurred_events) == 2
     with pytest.raises(ValueError, match="has been charged already"):
@@ -185,6 +187,8 @@ def test_the_account_is_guarded_by_its_cap_and_against_a_second_fit(fit, tmp_pat
         ({"epsilon": 0}, "epsilon=0"),
         ({"rounds": -1}, "rounds=-1"),
         ({"noise": "none"}, "noise='none'"),
+        ({"allow_refit": "no"}, "allow_refit='no': must be true or false"),
+        ({"callback": 5}, "callback=5: must be a function"),
         ({"adjacency": "both"}, "adjacency='both'"),
         ({"delta": 1.0}, "delta=1.0"),
         ({"target": "note"}, "target='note'"),
