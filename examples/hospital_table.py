@@ -30,4 +30,4 @@ print(clf.privacy_["headline"])
 print(pd.DataFrame(clf.predict_proba(table[test][:3]), columns=clf.classes_).round(2))
 
 release = Path(clf.release_)  # this folder may be published: model, report, statement
-raise SystemExit(pate(["verify", str(release), "--ledger", str(release.parents[4] / "ledger.sqlite")]))
+raise SystemExit(pate(["verify", str(release), "--ledger"]))

@@ -77,7 +77,7 @@ class PrivacyConfig:
         checks.positive("privacy.opening_budget", self.opening_budget)
         checks.optional(checks.between, "privacy.delta_reserve", self.delta_reserve, 0, self.delta)
         checks.optional(checks.one_of, "privacy.filter", self.filter, FILTER_KINDS)
-        for key in ("allow_duplicate_account", "spend_anyway"):
+        for key in ("allow_duplicate_account", "first_charge_only", "spend_anyway"):
             checks.boolean(f"privacy.{key}", getattr(self, key))
         checks.optional(checks.one_of, "privacy.chosen_by", self.chosen_by, SELECTION_BASES)
 

@@ -94,8 +94,8 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         num_teachers: Number K of teachers. None for the rule's choice.
         num_queries: Number of public points that teachers label. None for the rule's choice.
         adjacency: Neighboring relation, "add_remove", or "replace_one" if each record is a unit.
-        allow_refit: Whether to charge an account that has already been charged. If a fit was interrupted after its
-            charge, the same fit finishes it free of charge, even without this option.
+        allow_refit: Whether to charge an account that has already been charged, if only by a fit that stopped. If a fit
+            was interrupted after its charge, the same fit finishes it free of charge, even without this option.
         class_weight: Weights of the classes in the prediction, which change the logits by their logarithms: a mapping
             from class to public weight; or "balanced" for 1 / (C * noisy frequency of the class). Training does not
             change. For a model that can represent the class probabilities, this equals training with these weights.
@@ -169,7 +169,8 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
                 a label from which the student could learn.
             BudgetExceeded: The charge would exceed the cap of the account. Nothing has been drawn or charged.
             ReleaseStopped: The noisy class counts show too few records for the noise, so that the model is expected to
-                be no better than the class frequencies. Only the counts are charged, and another fit is a new charge.
+                be no better than the class frequencies. Only the counts are charged, and another fit is a new charge,
+                which needs ``allow_refit``.
             KeyboardInterrupt: Ctrl-C. The message tells what was charged, and how to go on.
         """
         self._check_parameters()
@@ -218,8 +219,11 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         x = self._transform(x, warns=True)
         self.unknown_counts_ = {} if schema is None else schema.count_unknown(x.numpy())
         if isinstance(self.student_, Student):
-            return self.student_.compute_probabilities(x).double().numpy()
-        return predict_all_classes(self.student_, convert_points(self.student_, self._spec, x), len(self.classes_))
+            probability_NC = self.student_.compute_probabilities(x).double().numpy()
+        else:
+            points = convert_points(self.student_, self._spec, x)
+            probability_NC = predict_all_classes(self.student_, points, len(self.classes_))
+        return probability_NC / probability_NC.sum(1, keepdims=True)  # the sum of float32 is 1 to seven digits only
 
     @reword_errors(CLASSIFIER_WORDS)
     def save_release(self, folder: Path | str, *, evaluation: tuple[Any, Any] | None = None) -> Path:
@@ -257,7 +261,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
     def _check_parameters(self) -> None:
         """Raise ValueError for a parameter that is wrong for every data set."""
         self._check_account()
-        if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
+        if not checks.boolean("classes_are_public", self.classes_are_public) and self.classes is None:
             problem = "must list all classes: the values of y are private, and the release names its classes"
             fix = "Pass classes=[...], or pass classes_are_public=True if the distinct values of y are public."
             raise checks.error("classes", None, problem, fix)
@@ -394,12 +398,24 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
                 raise checks.error("X", tuple(X.shape), f"must be images with {self.n_features_in_} values each")
             return X
         if is_table(X):
+            X = X if reset else self._select_columns(X)
             return validate_data(self, X, reset=reset, skip_check_array=True)
         if not reset and not with_words:
             return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # for the same reason as y
         x = validate_data(self, X, reset=reset, dtype=object if with_words else None, ensure_all_finite=False)
         return x if with_words else parse_cells(x)
+
+    def _select_columns(self, X: Any) -> Any:
+        """Leave out columns of a table that ``fit`` did not see. Raise ValueError for another order of the others."""
+        names = [*getattr(self, "feature_names_in_", ())]
+        columns = [name for name in X.columns if name in {*names}]
+        if not names or sorted(columns) != sorted(names):
+            return X  # scikit-learn's check names what is missing
+        if columns != names:
+            problem = "The feature names should match those that were passed during fit.\nFeature names must be in the "
+            raise ValueError(f"{problem}same order as they were in fit.\nPass X[list(clf.feature_names_in_)].")
+        return X[columns]
 
     # ---- choices ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from pate_torch.api.pate import PATE, annotate_disk_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.formatting import format_delta
-from pate_torch.core.progress import Callback
+from pate_torch.core.progress import Callback, check_callback
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.privacy.accounts import Charge, make_account_charged_error
 from pate_torch.privacy.ledger import find_account
@@ -56,6 +56,9 @@ class AccountEstimator(BaseEstimator):
             problem = "must name the private data set, whose account pays for every release"
             raise checks.error("account", None, problem, f'For example {type(self).__name__}(account="clinic").')
         checks.positive("epsilon", self.epsilon)
+        for key in ("allow_refit", "allow_duplicate_account", "spend_anyway", "verbose"):
+            checks.boolean(key, getattr(self, key))
+        check_callback(self.callback)
 
     @property
     def _home(self) -> Path:
@@ -75,20 +78,21 @@ class AccountEstimator(BaseEstimator):
             except ReleaseStopped as stopped:
                 forecast, reservation_id = stopped.forecast, stopped.reservation_id
                 self._announce_charge(lambda id_, _: id_ == reservation_id)
-                fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True."
+                fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True. "
+                fix += "Another fit is a new charge, and needs allow_refit=True as well."
                 raise ReleaseStopped(forecast, reservation_id, fix) from None
 
     def _choose_cap(self) -> float | None:
         """Return the cap for the charge, or None to keep the cap of a charged account.
 
         Raises:
-            ValueError: The account has a release, the call was not interrupted before, and ``allow_refit`` is not set.
+            ValueError: The account was charged, the call was not interrupted before, and ``allow_refit`` is not set.
                 The ledger checks this again at the charge.
         """
         home, name = self._home, str(self.account)
         cap, account = None if self.cap is None else checks.positive("cap", self.cap), find_account(home, name)
         may_charge = self.allow_refit or bool(UnfinishedCall.list_runs(TeacherStore(home), name))
-        if account is not None and account.has_release and not may_charge:
+        if account is not None and account.is_charged and not may_charge:
             raise make_account_charged_error(account, self.epsilon)
         is_new = account is None or not account.is_charged
         return max(DEFAULT_CAP_EPSILON, self.epsilon) if cap is None and is_new else cap

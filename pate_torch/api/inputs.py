@@ -136,25 +136,31 @@ def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real
         ValueError: ``public`` is ``X`` or shares its memory; or more than half of the distinct public points equal
             private records, and ``is_real``.
     """
-    problem = "holds records of X: public points are published, and no epsilon covers them"
-    fix = "Give up some records by split_public(...), which removes them from X, or pass points from elsewhere."
     if public is X or _share_memory(X, public):
-        raise checks.error("public", type(public).__name__, problem, fix)
+        raise make_private_points_error(type(public).__name__)
     if not is_real:
         return
     points = {point.tobytes() for point in pool.numpy() + 0}  # -0.0 + 0 is 0.0
     num_equal = len(points.intersection(point.tobytes() for point in x.numpy() + 0))
     if num_equal > len(points) / 2:
-        raise checks.error("public", f"{num_equal} of {len(points)} distinct points", problem, fix)
+        raise make_private_points_error(f"{num_equal} of {len(points)} distinct points")
     if num_equal:
         message = f"{num_equal} of {len(points)} distinct public points equal private records"
         warnings.warn(f"{message}. If they are the same records, no epsilon covers them.", stacklevel=4)
 
 
+def make_private_points_error(value: str) -> ValueError:
+    """Make the error for private records that were passed as public points."""
+    problem = "holds records of X: public points are published, and no epsilon covers them"
+    fix = "Give up some records by split_public(...), which removes them from X, or pass points from elsewhere."
+    return checks.error("public", value, problem, fix)
+
+
 def _share_memory(X: Any, public: Any) -> bool:
     pairs = [(X, public)] if hasattr(X, "shape") else []
-    if is_table(X):
-        pairs = [(X[name], public[name]) for name in X.columns if name in public.columns]
+    if is_table(X) or isinstance(X, Mapping):
+        tables = [table if isinstance(table, Mapping) else getattr(table, "columns", ()) for table in (X, public)]
+        pairs = [(X[name], public[name]) for name in tables[0] if name in [*tables[1]] and hasattr(X[name], "shape")]
     return any(np.shares_memory(np.asarray(column), np.asarray(other)) for column, other in pairs)
 
 

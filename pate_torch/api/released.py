@@ -83,7 +83,8 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Predict class probabilities, float64 [N, C]. One warning names columns with missing or unknown categories."""
         check_is_fitted(self, "classes_", msg="%(name)s has no student: call ReleasedClassifier.load(path).")
-        return np.asarray(self._student.compute_probabilities(self._encode(X)), dtype=np.float64)
+        probability_NC = np.asarray(self._student.compute_probabilities(self._encode(X)), dtype=np.float64)
+        return probability_NC / probability_NC.sum(1, keepdims=True)  # the sum of float32 is 1 to seven digits only
 
     def __sklearn_clone__(self) -> Self:
         return self  # there is nothing to train again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from pate_torch.api.estimator import AccountEstimator
-from pate_torch.api.inputs import is_table
+from pate_torch.api.inputs import check_public_points, is_table, make_private_points_error
 from pate_torch.api.messages import CLASSIFIER_WORDS, reword_errors
 from pate_torch.api.pate import PATE
 from pate_torch.config import RunConfig
@@ -23,11 +23,13 @@ from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.domain import TableDomain
+from pate_torch.privacy.schema import map_distinct, normalize_class_name, to_text_columns
 from pate_torch.privacy.unit_ids import name_unit, parse_unit_ids
 from pate_torch.release.renderer import copy_release
 from pate_torch.release.table_report import measure_usefulness
 from pate_torch.session import ReleaseSession
 from pate_torch.synthesis.model import TableModel
+from pate_torch.teachers.store import RecordHashes
 
 
 @dataclass(eq=False, repr=False)
@@ -39,7 +41,8 @@ class TabularSynthesizer(AccountEstimator):
         account: Name of the ledger account of the private records, as for ``PATEClassifier``.
         target: Column whose relations with pairs of other columns are kept, such as a diagnosis. None to keep the
             relations of all pairs of columns alike.
-        public: Public rows with the same columns, off which types, categories and bins are read. None with ``schema``.
+        public: Public rows with the same columns, off which types, categories and bins are read; never rows of ``X``.
+            None with ``schema``.
         schema: Declared columns (``TableDomain.from_dict``), a ``TableDomain``, or the path of a YAML file. None with
             ``public``.
         num_records_about: Approximate number of private units, if it is public.
@@ -49,7 +52,7 @@ class TabularSynthesizer(AccountEstimator):
         random_state: Seed of the model and of the rows, never of the noise. None draws a new seed for each fit.
         cap: Largest total epsilon of the account, as for ``PATEClassifier``.
         adjacency: Neighboring relation, "add_remove", or "replace_one" if each record is a unit.
-        allow_refit: Whether to charge an account that has already been charged.
+        allow_refit: Whether to charge an account that has already been charged, if only by a fit that stopped.
         allow_duplicate_account: Whether these rows may also be charged to an account of another name.
         spend_anyway: Whether to spend the whole epsilon even if no table has more signal than noise.
         chosen_by: How this release was chosen among several, as for ``PATEClassifier``. None if not stated.
@@ -85,7 +88,7 @@ class TabularSynthesizer(AccountEstimator):
             ValueError: An argument is wrong, and nothing has been charged.
             BudgetExceeded: The charge would exceed the cap of the account. Nothing has been drawn or charged.
             ReleaseStopped: The noisy number of units shows that no table has more signal than noise. Only this number
-                is charged.
+                is charged, and another fit needs ``allow_refit``.
         """
         self._check_account()
         domain = self._make_domain()
@@ -97,6 +100,8 @@ class TabularSynthesizer(AccountEstimator):
             names = [name for name in X if name not in {column.name for column in domain.columns}]
             groups, unit = X[checks.one_of("groups", groups, names)], f"group:{groups}"
         unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(code_NJ))
+        if self.public is not None:
+            check_public_rows(X, self.public, domain, unit_ids)
         checks.optional(checks.integer, "num_records_about", self.num_records_about)
         with self._explain_errors():
             pate, method = self._make_pate_of_table(domain, unit)
@@ -176,6 +181,34 @@ class TabularSynthesizer(AccountEstimator):
             std=[1.0] * width,
         )
         return pate, method
+
+
+def check_public_rows(X: Any, public: Any, domain: TableDomain, unit_ids: np.ndarray | None) -> None:
+    """Refuse private rows as public rows, as ``check_public_points`` does. The refusal is for the owner alone.
+
+    Raises:
+        ValueError: ``public`` is ``X`` or shares its memory; or more than half of the distinct public rows equal
+            private rows, beyond the share due to chance (``RecordHashes.compute_known_share``).
+    """
+    check_public_points(X, public, torch.zeros(0), torch.zeros(0), is_real=False)
+    names = [column.name for column in domain.columns]
+    tables = [to_text_columns(table, names, array=False) for table in (public, X)]
+    row_M = np.zeros(sum(len(table[names[0]]) for table in tables), dtype=np.int64)  # public rows, then private rows
+    for name in names:
+        numbers: dict[str, int] = {}
+        number_M = np.concatenate([map_distinct(table[name], _make_numbering(numbers), np.int64) for table in tables])
+        row_M = np.unique(row_M * len(numbers) + number_M, return_inverse=True)[1]
+    public_rows, private_N = np.unique(row_M[: len(tables[0][names[0]])]), row_M[len(tables[0][names[0]]) :]
+    unit_N = np.arange(len(private_N)) if unit_ids is None else np.unique(unit_ids, return_inverse=True)[1]
+    charged_rows = RecordHashes(private_N.astype(np.uint64), unit_N.astype(np.int64))
+    share = RecordHashes(public_rows.astype(np.uint64), np.arange(len(public_rows))).compute_known_share(charged_rows)
+    if share > 0.5:
+        num_equal = int(np.isin(public_rows, private_N).sum())
+        raise make_private_points_error(f"{num_equal} of {len(public_rows)} distinct rows")
+
+
+def _make_numbering(numbers: dict[str, int]) -> Callable[[str], int]:
+    return lambda value: numbers.setdefault(normalize_class_name(value), len(numbers))
 
 
 def read_domain(path: Path) -> TableDomain:

@@ -118,7 +118,7 @@ ARGUMENTS: dict[str, tuple[Argument, ...]] = {
         ("--num-records-about", dict(type=int, help="approximate number of private units, if it is public")),
         _ADJACENCY,
         ("--noise", dict(default="torch", choices=("torch", "discrete"), help=_NOISE)),
-        ("--allow-refit", dict(action="store_true", help="charge an account that has a release already")),
+        ("--allow-refit", dict(action="store_true", help="charge an account that has been charged already")),
         _SEPARATOR,
     ),
     "runs": (

@@ -37,6 +37,9 @@ def main(parsed: argparse.Namespace) -> int:
         table[parsed.group] = ids.to_pylist()
     public = None if parsed.public is None else dict(read_table("--public", parsed.public, parsed.separator))
     if public is not None:
+        if parsed.public.samefile(parsed.table):
+            problem = "is the private table, and values of the public rows are published"
+            raise checks.error("--public", str(parsed.public), problem, "Name other rows, or declare a --schema.")
         public.pop(parsed.group, None)
     own_options = ("command", "table", "out", "group", "separator", "public")
     parameters = {name: value for name, value in vars(parsed).items() if name not in own_options}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pate_torch.core import checks
 
@@ -31,6 +31,13 @@ RESUME_SECONDS = 1.0  # time within which the first report of a stage counts as 
 
 def do_nothing(*_: object) -> None:
     """Ignore all arguments, as a ``Progress`` or a ``Log`` that shows nothing."""
+
+
+def check_callback(callback: Any) -> Callback | None:
+    """Check for a function or None, before a charge: the callback is called after it, too."""
+    if callback is not None and not callable(callback):
+        raise checks.error("callback", callback, "must be a function callback(stage, done, total), or None")
+    return callback
 
 
 def format_duration(seconds: float) -> str:
@@ -73,7 +80,7 @@ class Stages:
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, callback: Callback | None = None) -> None:
-        self.quiet, self.callback = checks.boolean("quiet", quiet), callback
+        self.quiet, self.callback = checks.boolean("quiet", quiet), check_callback(callback)
         self.stream = sys.stderr if stream is None else stream
         # Rich's Console.is_terminal would be True in a file, too, if FORCE_COLOR is set.
         self.live_display = None if quiet or not self.stream.isatty() else _make_live_display(self.stream)

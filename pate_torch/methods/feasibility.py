@@ -115,8 +115,8 @@ def forecast_gradients(num_units: int, num_minority_units: float, sigma: float) 
     """
     logarithms = (1.0, math.log(num_units / sigma), math.log(max(num_minority_units, 1e-3) / sigma))
     skill = sum(c * v for c, v in zip(_SKILL_COEFFICIENTS, logarithms, strict=True))
-    low, high = (min(max(skill + deviation, -1.0), 1.0) for deviation in _SKILL_DEVIATIONS)
-    return ModelForecast(num_units, min(skill, 1.0), low, high)
+    skill, low, high = (min(max(skill + deviation, -1.0), 1.0) for deviation in (0.0, *_SKILL_DEVIATIONS))
+    return ModelForecast(num_units, skill, low, high)
 
 
 def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: int) -> int | None:

@@ -195,11 +195,6 @@ class Account(ChargedReleases):
         return bool(self.charges)
 
     @property
-    def has_release(self) -> bool:
-        """Whether the account has a reservation, even an unfinished one, other than of stopped releases."""
-        return not all(charge.is_stopped for charge in self.charges.values())
-
-    @property
     def num_releases(self) -> int:
         return sum(charge.is_committed for charge in self.charges.values())
 

@@ -209,9 +209,9 @@ class Ledger:
         """Charge the worst case of a release before any noise is drawn; see ``Charge`` for the facts that are recorded.
 
         A release with ``insecure`` (seeded) noise is NOT PRIVATE, and is charged and marked. With ``first_charge_only``
-        the charge is refused if the account has any reservation, even an unfinished one; releases that their first
-        answers stopped do not count. With ``once`` the charge is refused if the ``run`` of another charge begins with
-        ``once``. ``terms`` must equal the terms of the account, and are not checked if None.
+        the charge is refused if the account has any reservation, even an unfinished one or that of a stopped release.
+        With ``once`` the charge is refused if the ``run`` of another charge begins with ``once``. ``terms`` must equal
+        the terms of the account, and are not checked if None.
 
         Raises:
             BudgetExceeded: The release would exceed the cap.
@@ -259,7 +259,7 @@ class Ledger:
                 raise LedgerError(f"account={account!r}: was already charged for {once.strip()!r}. Nothing was drawn.")
             events = state.filter.choose_failures(events, state.total_cost)
             requested_cost = state.filter.compute_cost(events)
-            if first_charge_only and state.has_release:
+            if first_charge_only and state.is_charged:
                 raise make_account_charged_error(state, compute_guarantee(events, state.delta).epsilon)
             if not state.filter.admits(state.total_cost, requested_cost):
                 raise make_budget_exceeded_error(state, events, requested_cost)

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,15 +109,21 @@ class RecordHashes:
     """PRIVATE. Keyed hashes of the records of one data set or account.
 
     The hash of a record depends on this record alone, so that shuffled, extended or partly edited data are recognized.
-    Hashes may lead to an error that the owner of the store sees, and influence nothing that is published.
+    The hash of an id recognizes a unit whose records have other columns or another encoding. Hashes may lead to an
+    error that the owner of the store sees, and influence nothing that is published.
 
     Attributes:
         hash_N: Keyed hash of the content of each record, uint64 [N].
         unit_N: Number of the privacy unit of each record, int64 [N].
+        id_U: Keyed hash of the id of each unit that is a group, uint64 [U]. Empty if each record is a unit.
     """
 
     hash_N: np.ndarray
     unit_N: np.ndarray
+    id_U: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.hash_N) + len(self.id_U)
 
     def compute_known_share(self, charged_records: RecordHashes) -> float:
         """Compute the share of these units that have a record among ``charged_records``, less the share due to chance.
@@ -133,15 +139,19 @@ class RecordHashes:
         spread = 3 * np.sqrt(chance * (1 - chance) / max(1, len(np.unique(self.unit_N))))
         return share - min(1.0, chance + spread)
 
+    def compute_known_id_share(self, charged_records: RecordHashes) -> float:
+        """Compute the share of these units whose ids are among those of ``charged_records``."""
+        return float(np.isin(self.id_U, charged_records.id_U).sum()) / max(1, len(self.id_U))
+
     def _compute_unit_share(self, mask_N: np.ndarray) -> float:
         return len(np.unique(self.unit_N[mask_N])) / max(1, len(np.unique(self.unit_N)))
 
     def merge(self, new_records: RecordHashes) -> RecordHashes:
-        """Return these records, and those of ``new_records`` with other hashes."""
+        """Return these records and ids, and those of ``new_records`` with other hashes."""
         new_N = ~np.isin(new_records.hash_N, self.hash_N)
         new_unit_N = 1 + self.unit_N.max(initial=-1) + new_records.unit_N[new_N]
         hash_N = np.concatenate([self.hash_N, new_records.hash_N[new_N]])
-        return RecordHashes(hash_N, np.concatenate([self.unit_N, new_unit_N]))
+        return RecordHashes(hash_N, np.concatenate([self.unit_N, new_unit_N]), np.union1d(self.id_U, new_records.id_U))
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ class TeacherStore:
         return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.long()))
 
     def hash_records(self, private: PrivateRecords) -> RecordHashes:
-        """PRIVATE. Compute a keyed hash of every record, as it was before an encoder."""
+        """PRIVATE. Compute a keyed hash of every record, as it was before an encoder, and of the id of every group."""
         x = private.x if private.origin is None else private.origin
         keyed_state = hashlib.blake2b(key=self.get_secret_key(), digest_size=8)
         keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
@@ -208,8 +218,12 @@ class TeacherStore:
             state.update(points[row * size : (row + 1) * size])
             state.update(labels[row * 8 : (row + 1) * 8])
             digests += state.digest()
-        _, unit_N = np.unique(private.unit_id, return_inverse=True)
-        return RecordHashes(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64))
+        names, unit_N = np.unique(private.unit_id, return_inverse=True)
+        ids = names.tolist() if private.unit.startswith("group:") else []  # a position names no unit
+        options: dict[str, Any] = {"key": self.get_secret_key(), "digest_size": 8, "person": b"unit id"}
+        id_digests = (hashlib.blake2b(name.encode(errors="surrogatepass"), **options).digest() for name in ids)
+        id_U = np.frombuffer(b"".join(id_digests), dtype=np.uint64)
+        return RecordHashes(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64), id_U)
 
     # ---- training -----------------------------------------------------------------------------------------------
 
@@ -464,9 +478,9 @@ class TeacherStore:
             charged_records = self._load_charged_records(account)
             if records is not None and charged_records is not None:
                 records = charged_records.merge(records)
-            if records is not None and (charged_records is None or len(records.hash_N) > len(charged_records.hash_N)):
+            if records is not None and (charged_records is None or len(records) > len(charged_records)):
                 with atomic_replacement(path.with_suffix(".safetensors")) as temporary:
-                    save_arrays({"hash_N": records.hash_N, "unit_N": records.unit_N}, temporary)
+                    save_arrays(vars(records), temporary)
 
     def find_ledger_heads(self, account: str) -> dict[Path, str]:
         """Return the hashes of ledger entries that the store holds for this account, by file."""
@@ -479,12 +493,15 @@ class TeacherStore:
         return head_by_file
 
     def find_account_of_same_units(self, records: RecordHashes | None, accounts: Iterable[str]) -> str | None:
-        """PRIVATE. Return the first account that shares a tenth of its units, or of these units, with the records."""
+        """PRIVATE. Return the first account that shares a tenth of its units, or of these units, with the records.
+
+        Units are known by equal records, and groups by equal ids as well, whatever the columns of their records are.
+        """
         for account in accounts if records is not None else ():
             charged_records = self._load_charged_records(account)
             if charged_records is not None and records is not None:
-                shares = records.compute_known_share(charged_records), charged_records.compute_known_share(records)
-                if max(shares) >= MAX_KNOWN_SHARE:
+                pairs = (records, charged_records), (charged_records, records)
+                if any(max(a.compute_known_share(b), a.compute_known_id_share(b)) >= MAX_KNOWN_SHARE for a, b in pairs):
                     return account
         return None
 

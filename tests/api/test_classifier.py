@@ -145,6 +145,22 @@ def test_scikit_learns_own_checks(method, tmp_path, monkeypatch):
     assert len(names["passed"]) >= 45 and set(names["xfail"]) <= set(EXPECTED_FAILURES)
 
 
+def test_probabilities_add_up_and_a_table_may_have_more_columns(make):
+    table, ill = draw_table(900, seed=0)
+    public, new = draw_table(200, seed=1)[0], draw_table(2000, seed=2)[0]
+    classifier = make(classes=["ill", "well"]).fit(table, ill, public=public)
+    classifier.save_release(classifier.release_.parent / "copy")
+    received = ReleasedClassifier.load(classifier.release_)
+    for model in (classifier, received):
+        probability_NC = model.predict_proba(new)
+        assert probability_NC.dtype == np.float64 and np.abs(probability_NC.sum(1) - 1).max() < 1e-15
+        assert np.array_equal(model.predict_proba(new.assign(note="-")), probability_NC)
+        assert np.array_equal(model.predict_proba(new.assign(note="-")[["note", "age", "ward"]]), probability_NC)
+    with pytest.raises(ValueError, match=r"same order as they were in fit\.\nPass X\[list\(clf\.feature_names_in_\)\]"):
+        classifier.predict(new[["ward", "age"]])
+    assert np.array_equal(classifier.predict(new[list(classifier.feature_names_in_)]), received.predict(new))
+
+
 def test_what_is_pickled_holds_no_record(make):
     marked = X.copy()
     marked[0] = 123456.789
@@ -194,19 +210,31 @@ STOPPED = {"num_records_about": None, "epsilon": 0.5}
 
 def test_counts_that_show_too_few_records_stop_the_fit_and_are_all_that_is_charged(make, tmp_path, monkeypatch):
     monkeypatch.setattr(GradientMethod, "forecast_model", lambda *_: ModelForecast(60, -0.1, -0.4, 0.2))
-    message = r"too few records for the noise.*larger epsilon \(it is 0\.5\).*spend_anyway"
+    message = r"too few records for the noise.*larger epsilon \(it is 0\.5\).*spend_anyway.*needs allow_refit=True"
     with pytest.raises(ReleaseStopped, match=message):
         make(**STOPPED).fit(X, Y, public=PUBLIC)
     (charge,) = read_account(tmp_path).charges.values()
-    assert charge.is_stopped and charge.is_committed and not read_account(tmp_path).has_release
+    assert charge.is_stopped and charge.is_committed
     assert charge.incurred_events == charge.reserved_events[:1] and len(charge.reserved_events) == 2
     assert read_account(tmp_path).ex_post_guarantee.epsilon < 0.15
-    with pytest.raises(ReleaseStopped):  # a charge of its own, which the guard against a second fit does not refuse
-        make(**STOPPED).fit(X, Y, public=PUBLIC)
-    make(**STOPPED, spend_anyway=True).fit(X, Y, public=PUBLIC)
+    for second in (make(**STOPPED), make(**STOPPED, spend_anyway=True)):
+        with pytest.raises(ValueError, match=r"charged already.*allow_refit=True adds a release"):
+            second.fit(X, Y, public=PUBLIC)
+    assert len(read_account(tmp_path).charges) == 1
+    with pytest.raises(ReleaseStopped):
+        make(**STOPPED, allow_refit=True).fit(X, Y, public=PUBLIC)
+    make(**STOPPED, allow_refit=True, spend_anyway=True).fit(X, Y, public=PUBLIC)
     assert [charge.is_stopped for charge in read_account(tmp_path).charges.values()] == [True, True, False]
     with pytest.raises(ValueError, match="allow_refit"):
         make(**STOPPED).fit(X, Y, public=PUBLIC)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
+def test_cross_validation_spends_once_if_its_fits_stop(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(GradientMethod, "forecast_model", lambda *_: ModelForecast(60, -0.1, -0.4, 0.2))
+    with pytest.raises(ValueError, match=r"(?s)All the 3 fits failed.*has been charged already.*allow_refit=True"):
+        cross_val_score(make(**STOPPED), X, Y, cv=3, params={"public": PUBLIC})
+    assert len(read_account(tmp_path).charges) == 1
 
 
 def test_a_fit_that_died_right_after_it_stopped_can_be_repeated(make, tmp_path, monkeypatch):
@@ -214,8 +242,10 @@ def test_a_fit_that_died_right_after_it_stopped_can_be_repeated(make, tmp_path, 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(UnfinishedCall, "end", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         make(**STOPPED).fit(X, Y, public=PUBLIC)
-    with pytest.raises(ReleaseStopped):
+    with pytest.raises(ValueError, match="allow_refit=True adds a release"):  # there is nothing to finish
         make(**STOPPED).fit(X, Y, public=PUBLIC)
+    with pytest.raises(ReleaseStopped):
+        make(**STOPPED, allow_refit=True).fit(X, Y, public=PUBLIC)
     assert [charge.is_stopped for charge in read_account(tmp_path).charges.values()] == [True, True]
 
 
@@ -481,7 +511,8 @@ def test_class_weights_are_in_the_prediction_and_in_the_saved_student(weight, ma
         odds_NC = np.asarray(load(tmp_path).predict_proba(points)) * weight_C
         expected = odds_NC / odds_NC.sum(1, keepdims=True)
         assert np.allclose(load(clf.release_).predict_proba(points), expected, atol=1e-6)
-    assert np.array_equal(clf.predict_proba(points), np.asarray(load_student(clf.release_).predict_proba(points)))
+    probability_NC = load_student(clf.release_).predict_proba(points).double().numpy()
+    assert np.array_equal(clf.predict_proba(points), probability_NC / probability_NC.sum(1, keepdims=True))
 
 
 # ---- what it learns ----------------------------------------------------------------------------------------------

@@ -151,7 +151,9 @@ def test_a_table_without_signal_stops_after_the_first_counts_which_alone_are_cha
     assert read_entries(tmp_path, "commit")[0]["reservation"] == stopped.value.reservation_id
     assert charge.is_committed and charge.incurred_events == charge.reserved_events[:1]
     assert not list(tmp_path.rglob("synthe*"))
-    fit(TABLE, epsilon=2.0)  # the stopped fit needs no allow_refit
+    with pytest.raises(ValueError, match=r"has been charged already.*allow_refit=True"):
+        fit(TABLE, epsilon=2.0)
+    fit(TABLE, epsilon=2.0, allow_refit=True)
     charges = read_charges(tmp_path)
     assert len(charges) == 2 and len(charges[1].incurred_events) == 2
     with pytest.raises(ValueError, match="has been charged already"):
@@ -176,6 +178,35 @@ def test_the_account_is_guarded_by_its_cap_and_against_a_second_fit(fit, tmp_pat
         fit(account="other")
 
 
+PUBLIC_ROWS = {
+    "the table": lambda x: x,
+    "a slice": lambda x: x[:300],
+    "columns of its memory": lambda x: {name: x[name].to_numpy()[:300] for name in x},
+    "copied rows": lambda x: x[:300].copy(),
+    "some copied rows": lambda x: pd.concat([x[:60].copy(), WEIGHED[700:]]),
+}
+WEIGHED = TABLE[["age", "ward", "ill"]].assign(weight=np.random.default_rng(5).normal(70, 9, len(TABLE)))
+
+
+@pytest.mark.parametrize("form", [pd.DataFrame, lambda x: {name: x[name] for name in x}], ids=["frame", "columns"])
+@pytest.mark.parametrize("part", PUBLIC_ROWS)
+def test_private_rows_are_refused_as_public_rows(fit, tmp_path, part, form):
+    private = form(WEIGHED[:700])
+    public = PUBLIC_ROWS[part](private if part == "the table" else WEIGHED[:700])
+    if part == "some copied rows":
+        fit(private, schema=None, public=public)  # 60 of 160 rows
+        public = WEIGHED[550:]  # 150 of 250 rows
+    with pytest.raises(ValueError, match=r"public=.*holds records of X: public points are published"):
+        fit(private, schema=None, public=public, account="second", allow_duplicate_account=True)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert "second" not in [account.name for account in ledger.list_accounts()]
+
+
+def test_public_rows_that_equal_private_rows_by_chance_are_allowed(fit):
+    rows = TABLE.assign(age=TABLE.age // 20)[["age", "ward", "ill"]]
+    assert fit(rows[:700], schema=None, public=rows[700:].copy()).model_.size > 0
+
+
 @pytest.mark.parametrize(
     "changes,words",
     [
@@ -185,6 +216,8 @@ def test_the_account_is_guarded_by_its_cap_and_against_a_second_fit(fit, tmp_pat
         ({"epsilon": 0}, "epsilon=0"),
         ({"rounds": -1}, "rounds=-1"),
         ({"noise": "none"}, "noise='none'"),
+        ({"allow_refit": "no"}, "allow_refit='no': must be true or false"),
+        ({"callback": 5}, "callback=5: must be a function"),
         ({"adjacency": "both"}, "adjacency='both'"),
         ({"delta": 1.0}, "delta=1.0"),
         ({"target": "note"}, "target='note'"),

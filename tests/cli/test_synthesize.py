@@ -61,6 +61,9 @@ def test_floating_point_ids_of_patients_are_refused_before_a_charge(synthesize, 
 def test_a_wrong_argument_is_refused_before_a_charge(synthesize, tmp_path, capsys):
     assert synthesize("--group", "ward", "--out", str(tmp_path / "out")) == 2
     assert "--group='ward': must be one of age, ill, patient, sex" in capsys.readouterr().err
+    (tmp_path / "link.csv").symlink_to(tmp_path / "patients.csv")
+    assert synthesize("--public", str(tmp_path / "link.csv"), "--out", str(tmp_path / "out")) == 2
+    assert "link.csv': is the private table" in capsys.readouterr().err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert synthesize("--out", str(tmp_path / "full")) == 2

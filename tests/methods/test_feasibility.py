@@ -142,3 +142,9 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
             assert not any(entry.kind == "reserve" for entry in ledger.read_entries())
     allowed = ["mechanism.sigma=5000", "quiet=true", "privacy.allow_uninformative_labels=true"]
     assert cli.main(["label", *votes, *allowed]) == 0
+
+
+@pytest.mark.parametrize("num_units", [1, 30, 1000, 10**7])
+def test_the_forecast_of_a_model_lies_in_its_interval(num_units):
+    forecast = feasibility.forecast_gradients(num_units, num_units / 3, sigma=900.0)
+    assert -1 <= forecast.low <= forecast.skill <= forecast.high <= 1

@@ -216,6 +216,34 @@ def test_records_of_another_account_are_known_again(store, change):
     assert find_charged(store, make_rows(CHANGES[change]), make_rows(X)) == "first"
 
 
+def make_groups(x, ids, unit="group:patient"):
+    x = torch.tensor(x, dtype=torch.float32)
+    return PrivateRecords.from_rows(x, torch.zeros(len(x), dtype=torch.int64), np.asarray(ids), unit=unit)
+
+
+def test_units_with_ids_of_another_account_are_known_whatever_their_columns_are(store):
+    ids, others = [f"p{i // 2}" for i in range(400)], [f"q{i // 2}" for i in range(400)]
+    rows, fewer_columns = make_groups(X, ids), make_groups(X[:, 1:] * 10, ids, unit="group:person")
+    assert find_charged(store, make_groups(X[:, 1:], others), rows) is None
+    assert find_charged(store, fewer_columns) == "first"
+    a_fifth = make_groups(draw_rows(400, 5), ids[:80] + others[80:])
+    assert find_charged(store, a_fifth) == "first"
+    assert find_charged(store, make_groups(draw_rows(400, 6), ids[:30] + others[30:])) is None
+    assert find_charged(store, make_rows(X[:, 1:], units=ids)) is None  # names of single records say nothing
+    (file,) = store.folder.glob("accounts/*.safetensors")
+    assert b"p17" not in file.read_bytes()
+
+
+def test_ids_are_added_to_an_account_that_was_charged_without_them(store):
+    ids, file = [f"p{i // 2}" for i in range(400)], store.folder / "accounts" / "first.safetensors"
+    fewer_columns = make_groups(X[:, 1:], ids)
+    assert find_charged(store, fewer_columns, make_rows(X)) is None
+    hashes = load_file(file)
+    save_file({name: hashes[name] for name in ("hash_N", "unit_N")}, file)
+    assert find_charged(store, fewer_columns) is None
+    assert find_charged(store, fewer_columns, make_groups(X, ids)) == "first"
+
+
 def test_other_records_labels_and_keys_are_not_known(store):
     others = np.concatenate([X[:30], draw_rows(370, 4)])  # 7.5 % are known
     assert find_charged(store, make_rows(others), make_rows(X)) is None
