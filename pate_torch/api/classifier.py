@@ -408,7 +408,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
 
     def _select_columns(self, X: Any) -> Any:
         """Leave out columns of a table that ``fit`` did not see. Raise ValueError for another order of the others."""
-        names = [*getattr(self, "feature_names_in_", ())]
+        names = [*self.feature_names_in_] if hasattr(self, "feature_names_in_") else []
         columns = [name for name in X.columns if name in {*names}]
         if not names or sorted(columns) != sorted(names):
             return X  # scikit-learn's check names what is missing

@@ -159,9 +159,15 @@ def make_private_points_error(value: str) -> ValueError:
 def _share_memory(X: Any, public: Any) -> bool:
     pairs = [(X, public)] if hasattr(X, "shape") else []
     if is_table(X) or isinstance(X, Mapping):
-        tables = [table if isinstance(table, Mapping) else getattr(table, "columns", ()) for table in (X, public)]
-        pairs = [(X[name], public[name]) for name in tables[0] if name in [*tables[1]] and hasattr(X[name], "shape")]
+        names, public_names = map(_list_names, (X, public))
+        pairs = [(X[name], public[name]) for name in names if name in public_names and hasattr(X[name], "shape")]
     return any(np.shares_memory(np.asarray(column), np.asarray(other)) for column, other in pairs)
+
+
+def _list_names(table: Any) -> list[Any]:
+    if isinstance(table, Mapping):
+        return list(table)
+    return list(table.columns) if is_table(table) else []
 
 
 def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
