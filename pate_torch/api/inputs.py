@@ -19,7 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value, is_missing
+from pate_torch.privacy.schema import MAX_CATEGORIES, Column, TableSchema, format_value, is_missing
 
 
 def is_table(x: Any) -> bool:
@@ -36,6 +36,25 @@ def has_words(x: Any) -> bool:
     """Return whether an array [N, D] has cells that are neither numbers nor missing, such as texts and dates."""
     is_checked = isinstance(x, np.ndarray) and x.dtype.kind not in "biuf"
     return is_checked and any(not is_missing(cell) and math.isnan(_parse_number(cell)) for cell in x.flat)
+
+
+def check_rows(key: str, x: Any) -> None:
+    """Refuse points that are no table, rows or images. The message quotes no value, because points may be private."""
+    if is_table(x):
+        names = list(map(str, x.columns))
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise checks.error(key, repeated, "must be names of one column each", "Rename the columns, or drop some.")
+        return
+    ndim = np.array(x, dtype=object).ndim if isinstance(x, list | tuple) else np.ndim(x)
+    if ndim in (2, 4):
+        return
+    first, fix = next(iter(x), None) if ndim == 1 else None, "Reshape your data to one row for each record."
+    if isinstance(first, str):
+        fix = "If the points are texts, pass encoder=Encoder(...)."
+    elif isinstance(first, Mapping):
+        fix = f"Convert the records by pandas.DataFrame({key})."
+    problem = "must be a DataFrame, or rows [N, D] with one record in each row"
+    raise checks.error(key, f"{type(x).__name__} of {ndim} dimension(s)", problem, fix)
 
 
 def to_dense(x: Any) -> Any:
@@ -79,6 +98,12 @@ class PointTransform:
         if isinstance(public, dict) or is_table(public):
             schema = TableSchema.from_public(public, categories=categories, max_categories=MAX_CATEGORIES)
             schema = schema.with_fill_values(public)
+            unreadable_shares = schema.compute_unreadable_shares(public) if categories else {}
+            for name, values in (categories or {}).items():
+                if unreadable_shares[name] == 1:
+                    problem = f"lists no value that column {name!r} of the public points has"
+                    fix = "Write the values as in the column, or leave it out: public points show its values."
+                    raise checks.error("categories", {name: list(values)}, problem, fix)
             public = schema.encode(public, unknown="zeros")
             is_numeric_D = np.isin(np.arange(schema.num_features), schema.numeric_indices)
             is_declared_D = np.array([c.name in (categories or ()) for c in schema.columns for _ in c.features])
@@ -148,6 +173,32 @@ def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real
     if num_equal:
         message = f"{num_equal} of {len(points)} distinct public points equal private records"
         warnings.warn(f"{message}. If they are the same records, no epsilon covers them.", stacklevel=4)
+
+
+def warn_of_unreadable_columns(X: Any, schema: TableSchema | None) -> None:
+    """Warn of columns in which more than half of the private values are no numbers, or none of the categories.
+
+    The warning depends on private values. It is for the owner alone, and no file depends on it.
+
+    Args:
+        X: PRIVATE. Table or rows [N, D], as the user passed them.
+        schema: Schema of the public points. None if they are rows of numbers.
+    """
+    if not is_table(X):
+        rows = np.array(X, dtype=object) if isinstance(X, list | tuple) else np.asarray(X)
+        X = {f"x{index}": column for index, column in enumerate(rows.T)}
+    table = {str(name): X[name] for name in getattr(X, "columns", X)}
+    columns = [Column(name, None) for name in table] if schema is None else schema.columns
+    # Columns of numbers need no check, and their conversion to text takes long.
+    columns = [column for column in columns if column.categories is not None or not _is_numeric(table[column.name])]
+    shares = TableSchema(tuple(columns)).compute_unreadable_shares(table) if columns else {}
+    if bad := [f"{name!r} ({100 * share:.0f} %)" for name, share in shares.items() if share > 0.5]:
+        problem = f"most values of {', '.join(bad)} are no numbers, or none of the categories of the public points"
+        warnings.warn(f"X: {problem}. They teach nothing: write them as in public=.", stacklevel=4)
+
+
+def _is_numeric(column: Any) -> bool:
+    return getattr(getattr(column, "dtype", None), "kind", "O") in "biuf"
 
 
 def _share_memory(X: Any, public: Any) -> bool:
