@@ -261,7 +261,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             label_N = np.full(len(y), -1)
         if len(label_N) != len(prediction_N) or (label_N < 0).any() or len(y) == 0:
             names = ", ".join(map(repr, self.classes_.tolist()))
-            problem = f"must hold one of the classes {names} for each of the {len(prediction_N)} test points"
+            problem = f"y_test must hold one of the classes {names} for each of the {len(prediction_N)} test points"
             raise checks.error("evaluation", f"{len(y)} labels, {(label_N < 0).sum()} of no class", problem)
         truth_N, guess_N = torch.from_numpy(label_N), torch.from_numpy(prediction_N)
         metrics = compare_predictions(truth_N, guess_N, len(self.classes_))
