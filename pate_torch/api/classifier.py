@@ -11,6 +11,7 @@ categories, scaling and the values that replace missing numbers. ``PATE`` has mo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from pate_torch.api.inputs import (
     check_public_points,
     check_rows,
     encode_labels,
+    find_unreadable_columns,
     has_words,
     is_images,
     is_table,
@@ -35,12 +37,12 @@ from pate_torch.api.inputs import (
     parse_class_weight,
     predict_all_classes,
     to_dense,
-    warn_of_unreadable_columns,
 )
 from pate_torch.api.messages import CLASSIFIER_WORDS, reword_errors
 from pate_torch.api.pate import PATE, select_student_network
 from pate_torch.core import checks, texts
 from pate_torch.core.device import parse_device
+from pate_torch.core.files import atomic_replacement, create_private_folder
 from pate_torch.core.progress import Stages
 from pate_torch.core.rng import seeded_generators
 from pate_torch.data.base import get_categories_origin
@@ -183,6 +185,8 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         self.private_test_: PrivateTest | None = None
         with self._explain_errors():
             x, label_N, pool = self._read_points(X, y, public)
+            has_cells = self._transform.value_range is not None and not is_streamed(X)
+            unreadable = find_unreadable_columns(to_dense(X), self._transform.schema) if has_cells else {}
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
             self._choose_method(facts)
@@ -201,6 +205,9 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
                 folder = self._fit_dpsgd(pate, pool, facts)
             else:
                 self.student_, folder = self._release_and_fit(pate, pool, spec, facts), pate.folder
+            private_folder = create_private_folder(folder.parent / "private")
+            with atomic_replacement(private_folder / "unreadable.json") as file:
+                file.write_text(json.dumps(unreadable))
             self._set_release(folder)
         return self
 
@@ -324,8 +331,6 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         has_texts = isinstance(self.encoder, Encoder) and streams is None
         is_real = not has_texts and self._transform.is_real_valued(pool)
         check_public_points(*given_points, x, pool, is_real=is_real)
-        if self._transform.value_range is not None and streams is None:
-            warn_of_unreadable_columns(to_dense(given_points[0]), self._transform.schema)
         if y is None:
             problem = "must hold one class for each record of X: PATEClassifier requires y to be passed"
             raise checks.error("y", None, f"{problem}, but the target y is None")  # the words of scikit-learn's checks

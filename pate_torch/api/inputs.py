@@ -98,11 +98,11 @@ class PointTransform:
         if isinstance(public, dict) or is_table(public):
             schema = TableSchema.from_public(public, categories=categories, max_categories=MAX_CATEGORIES)
             schema = schema.with_fill_values(public)
-            unreadable_shares = schema.compute_unreadable_shares(public) if categories else {}
             for name, values in (categories or {}).items():
-                if unreadable_shares[name] == 1:
-                    problem = f"lists no value that column {name!r} of the public points has"
-                    fix = "Write the values as in the column, or leave it out: public points show its values."
+                is_number = not TableSchema((Column(name, None),)).compute_unreadable_shares(public)[name]
+                if is_number and schema.compute_unreadable_shares(public)[name] == 1:
+                    problem = f"lists no value of column {name!r}, which holds numbers in the public points"
+                    fix = "Leave out the column to use it as a number, or list its values."
                     raise checks.error("categories", {name: list(values)}, problem, fix)
             public = schema.encode(public, unknown="zeros")
             is_numeric_D = np.isin(np.arange(schema.num_features), schema.numeric_indices)
@@ -175,14 +175,15 @@ def check_public_points(X: Any, public: Any, x: Tensor, pool: Tensor, *, is_real
         warnings.warn(f"{message}. If they are the same records, no epsilon covers them.", stacklevel=4)
 
 
-def warn_of_unreadable_columns(X: Any, schema: TableSchema | None) -> None:
-    """Warn of columns in which more than half of the private values are no numbers, or none of the categories.
-
-    The warning depends on private values. It is for the owner alone, and no file depends on it.
+def find_unreadable_columns(X: Any, schema: TableSchema | None) -> dict[str, float]:
+    """PRIVATE. Find columns in which more than half of the private values are no numbers, or none of the categories.
 
     Args:
         X: PRIVATE. Table or rows [N, D], as the user passed them.
         schema: Schema of the public points. None if they are rows of numbers.
+
+    Returns:
+        Share of such values among the values that are not missing, by column. It is for the owner alone.
     """
     if not is_table(X):
         rows = np.array(X, dtype=object) if isinstance(X, list | tuple) else np.asarray(X)
@@ -192,9 +193,7 @@ def warn_of_unreadable_columns(X: Any, schema: TableSchema | None) -> None:
     # Columns of numbers need no check, and their conversion to text takes long.
     columns = [column for column in columns if column.categories is not None or not _is_numeric(table[column.name])]
     shares = TableSchema(tuple(columns)).compute_unreadable_shares(table) if columns else {}
-    if bad := [f"{name!r} ({100 * share:.0f} %)" for name, share in shares.items() if share > 0.5]:
-        problem = f"most values of {', '.join(bad)} are no numbers, or none of the categories of the public points"
-        warnings.warn(f"X: {problem}. They teach nothing: write them as in public=.", stacklevel=4)
+    return {name: share for name, share in shares.items() if share > 0.5}
 
 
 def _is_numeric(column: Any) -> bool:

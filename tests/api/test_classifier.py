@@ -339,7 +339,7 @@ REFUSED = {
     "categories of a number": (
         {"categories": {"0": [1, 2]}},
         {"X": pd.DataFrame(X), "public": pd.DataFrame(PUBLIC)},
-        r"categories={'0': \[1, 2\]}: lists no value that column '0' of the public points has",
+        r"categories={'0': \[1, 2\]}: lists no value of column '0', which holds numbers",
     ),
     "infinite public value": (
         {},
