@@ -11,10 +11,11 @@ categories, scaling and the values that replace missing numbers. ``PATE`` has mo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ from pate_torch.api.estimator import AccountEstimator
 from pate_torch.api.inputs import (
     PointTransform,
     check_public_points,
+    check_rows,
     encode_labels,
+    find_unreadable_columns,
     has_words,
     is_images,
     is_table,
@@ -39,6 +42,7 @@ from pate_torch.api.messages import CLASSIFIER_WORDS, reword_errors
 from pate_torch.api.pate import PATE, select_student_network
 from pate_torch.core import checks, texts
 from pate_torch.core.device import parse_device
+from pate_torch.core.files import atomic_replacement, create_private_folder
 from pate_torch.core.progress import Stages
 from pate_torch.core.rng import seeded_generators
 from pate_torch.data.base import get_categories_origin
@@ -65,6 +69,9 @@ from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.store import load_student
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.panel import check_learner, convert_points, copy_estimator
+
+MIN_PUBLIC_POINTS: Final = 10
+"""Number of public points below which a fit is refused, unless ``spend_anyway``."""
 
 
 @dataclass(eq=False, repr=False)
@@ -105,7 +112,8 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         chosen_by: How this release was chosen among several settings, for the privacy statement: "public data",
             "priced" or "private scores" (such as cross-validation on private records). None if not stated.
         allow_duplicate_account: Whether these records may also be charged to an account of another name.
-        spend_anyway: Whether to spend the whole epsilon even if no skill is expected of the model.
+        spend_anyway: Whether to spend the whole epsilon even if no skill is expected of the model, or public points
+            or records for each teacher are very few.
         home: Absolute path of the folder of ledger, teachers and runs. None for PATE_HOME or, if PATE_HOME is not set,
             the user's store for ledger and teachers, and ``outputs`` in the working directory for runs.
         random_state: Seed of everything except the noise, which is always secret. None draws a new seed for each fit; a
@@ -178,6 +186,8 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         self.private_test_: PrivateTest | None = None
         with self._explain_errors():
             x, label_N, pool = self._read_points(X, y, public)
+            has_cells = self._transform.value_range is not None and not is_streamed(X)
+            unreadable = find_unreadable_columns(to_dense(X), self._transform.schema) if has_cells else {}
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
             self._choose_method(facts)
@@ -196,6 +206,9 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
                 folder = self._fit_dpsgd(pate, pool, facts)
             else:
                 self.student_, folder = self._release_and_fit(pate, pool, spec, facts), pate.folder
+            private_folder = create_private_folder(folder.parent / "private")
+            with atomic_replacement(private_folder / "unreadable.json") as file:
+                file.write_text(json.dumps(unreadable))
             self._set_release(folder)
         return self
 
@@ -239,6 +252,9 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             ValueError: The folder is not empty, a test class is unknown, or the release has no student to evaluate.
         """
         check_is_fitted(self, "student_")
+        if evaluation is not None and not (isinstance(evaluation, tuple | list) and len(evaluation) == 2):
+            problem = "must be public test points and their classes, (X_test, y_test)"
+            raise checks.error("evaluation", type(evaluation).__name__, problem)
         report = None if evaluation is None else self._evaluate(*evaluation)
         return copy_release(self.release_, Path(folder), report)
 
@@ -247,10 +263,16 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         if self._report.record.student is None:
             problem = "needs a student in the release, but student=... of this classifier is not part of it"
             raise checks.error("evaluation", "(X_test, y_test)", problem, "Pass a StudentAlgorithm, or student=None.")
-        y = column_or_1d(np.array(y, dtype=object) if isinstance(y, list | tuple) else y)
-        label_N, prediction_N = encode_labels(y, self.classes_.tolist())[1], self.predict_proba(X).argmax(1)
-        if len(label_N) != len(prediction_N) or (label_N < 0).any():
-            problem = f"must be one of the classes for each of the {len(prediction_N)} test points"
+        with checks.prefixed_errors("evaluation"):
+            y = column_or_1d(np.array(y, dtype=object) if isinstance(y, list | tuple) else y)
+            prediction_N = self.predict_proba(X).argmax(1)
+        try:
+            label_N = encode_labels(y, self.classes_.tolist())[1]
+        except ValueError:  # no label is a class, or there is none
+            label_N = np.full(len(y), -1)
+        if len(label_N) != len(prediction_N) or (label_N < 0).any() or len(y) == 0:
+            names = ", ".join(map(repr, self.classes_.tolist()))
+            problem = f"y_test must hold one of the classes {names} for each of the {len(prediction_N)} test points"
             raise checks.error("evaluation", f"{len(y)} labels, {(label_N < 0).sum()} of no class", problem)
         truth_N, guess_N = torch.from_numpy(label_N), torch.from_numpy(prediction_N)
         metrics = compare_predictions(truth_N, guess_N, len(self.classes_))
@@ -265,6 +287,14 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             problem = "must list all classes: the values of y are private, and the release names its classes"
             fix = "Pass classes=[...], or pass classes_are_public=True if the distinct values of y are public."
             raise checks.error("classes", None, problem, fix)
+        if self.classes is not None and (np.ndim(self.classes) != 1 or len(self.classes) == 0):
+            problem, fix = "must be a list of all classes, in order", 'For example classes=["ill", "well"].'
+            raise checks.error("classes", self.classes, problem, fix)
+        checks.number("private_test", self.private_test, "Pass 0 for no test, or a share of the units such as 0.1.")
+        for column, values in checks.mapping("categories", self.categories or {}).items():
+            if len(checks.collection(f"categories[{column!r}]", values)) == 0:
+                problem = "must list the values of the column, or leave it out"
+                raise checks.error("categories", {column: list(values)}, problem)
         student = self.student
         if student is not None and self.method == "dpsgd":
             problem = "cannot be combined with method='dpsgd', which releases no labels for a student"
@@ -299,11 +329,15 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         y = streams[0].labels if y is None and streams is not None else y
         X, public = self._check_points(X, public)
         is_encoded = self.encoder is not None
-        self._transform, pool = PointTransform.from_public(public, self.categories, is_encoded=is_encoded)
+        with reword_errors({r"^table(?==)": "public"}):
+            self._transform, pool = PointTransform.from_public(public, self.categories, is_encoded=is_encoded)
         x = self._transform(X)
         has_texts = isinstance(self.encoder, Encoder) and streams is None
         is_real = not has_texts and self._transform.is_real_valued(pool)
         check_public_points(*given_points, x, pool, is_real=is_real)
+        if y is None:
+            problem = "must hold one class for each record of X: PATEClassifier requires y to be passed"
+            raise checks.error("y", None, f"{problem}, but the target y is None")  # the words of scikit-learn's checks
         if isinstance(y, list | tuple):
             y = np.array(y, dtype=object)  # NumPy would convert all labels to strings if one label is a string
         if np.ndim(y) == 2 and np.shape(y)[1] != 1:
@@ -311,7 +345,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             raise checks.error("y", type(y).__name__, "must hold one class for each record of X", fix)
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
-            raise checks.error("y", type(y).__name__, "must hold one class for each record of X")
+            raise checks.error("y", f"{len(y)} labels", f"must hold one class for each of the {len(x)} records of X")
         self.classes_, label_N = encode_labels(y, self.classes)
         self.unknown_counts_ = {}
         return x, np.where(is_readable_N, label_N, -1), pool
@@ -366,6 +400,10 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         """Check that X and public have the same form. The encoding of a table checks its cells later."""
         if is_images(X) != is_images(public) or is_table(X) != is_table(public):
             raise _form_error(X, public)
+        check_rows("X", X)
+        check_rows("public", public)
+        if len(public) == 0:
+            raise checks.error("public", "0 points", "must hold at least one point", "Pass public points.")
         with_words = False
         if not is_images(public) and not is_table(public):
             public = np.array(public, dtype=object) if isinstance(public, list | tuple) else np.asarray(public)
@@ -397,6 +435,8 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
             elif width != self.n_features_in_:
                 raise checks.error("X", tuple(X.shape), f"must be images with {self.n_features_in_} values each")
             return X
+        if not reset:
+            check_rows("X", X)
         if is_table(X):
             X = X if reset else self._select_columns(X)
             return validate_data(self, X, reset=reset, skip_check_array=True)
@@ -443,12 +483,23 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         )
 
     def _choose_method(self, facts: autoconfig.PublicFacts) -> None:
-        """Set ``method_``. Raise ValueError if labels would be mostly noise, unless ``spend_anyway``."""
+        """Set ``method_``. Raise ValueError if public numbers forbid a useful model, unless ``spend_anyway``."""
         self.method_ = autoconfig.choose_method(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
             problem = f"requires method='teachers', but the method is {self.method_.name!r}"
             raise checks.error("teacher", type(self.teacher).__name__, problem, "Set method='teachers'.")
-        if self.method_.is_noise_dominated and not self.spend_anyway:
+        if self.spend_anyway:
+            return
+        if facts.num_public < MIN_PUBLIC_POINTS:
+            problem = f"are fewer than {MIN_PUBLIC_POINTS}, too few to show the ranges of the columns or to be labeled"
+            fix = "Pass more public points, or pass spend_anyway=True to charge the account anyway."
+            raise checks.error("public", f"{facts.num_public} points", problem, fix)
+        size, max_teachers = facts.num_records, (facts.num_records or 0) // facts.num_classes
+        if size is not None and self.num_teachers is not None and self.num_teachers > max_teachers:
+            problem = f"is too large for {size} records: a teacher would have fewer of them than there are classes"
+            fix = f"Pass at most {max_teachers}, or pass spend_anyway=True to charge the account anyway."
+            raise checks.error("num_teachers", self.num_teachers, problem, fix)
+        if self.method_.is_noise_dominated:
             problem = "is too small for teachers: according to the forecast, their labels would be mostly noise"
             fix = "Pass a larger epsilon, or pass spend_anyway=True to charge the account anyway."
             if facts.num_records is None:

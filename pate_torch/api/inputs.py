@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.texts import parse_number
-from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value, is_missing, make_key
+from pate_torch.privacy.schema import MAX_CATEGORIES, Column, TableSchema, format_value, is_missing, make_key
 
 
 def is_table(x: Any) -> bool:
@@ -37,6 +37,25 @@ def has_words(x: Any) -> bool:
     """Return whether an array [N, D] has cells that are neither numbers nor missing, such as texts and dates."""
     is_checked = isinstance(x, np.ndarray) and x.dtype.kind not in "biuf"
     return is_checked and any(not is_missing(cell) and math.isnan(_parse_number(cell)) for cell in x.flat)
+
+
+def check_rows(key: str, x: Any) -> None:
+    """Refuse points that are no table, rows or images. The message quotes no value, because points may be private."""
+    if is_table(x):
+        names = list(map(str, x.columns))
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise checks.error(key, repeated, "must be names of one column each", "Rename the columns, or drop some.")
+        return
+    ndim = np.array(x, dtype=object).ndim if isinstance(x, list | tuple) else np.ndim(x)
+    if ndim in (2, 4):
+        return
+    first, fix = next(iter(x), None) if ndim == 1 else None, "Reshape your data to one row for each record."
+    if isinstance(first, str):
+        fix = "If the points are texts, pass encoder=Encoder(...)."
+    elif isinstance(first, Mapping):
+        fix = f"Convert the records by pandas.DataFrame({key})."
+    problem = "must be a DataFrame, or rows [N, D] with one record in each row"
+    raise checks.error(key, f"{type(x).__name__} of {ndim} dimension(s)", problem, fix)
 
 
 def to_dense(x: Any) -> Any:
@@ -80,6 +99,12 @@ class PointTransform:
         if isinstance(public, dict) or is_table(public):
             schema = TableSchema.from_public(public, categories=categories, max_categories=MAX_CATEGORIES)
             schema = schema.with_fill_values(public)
+            for name, values in (categories or {}).items():
+                is_number = not TableSchema((Column(name, None),)).compute_unreadable_shares(public)[name]
+                if is_number and schema.compute_unreadable_shares(public)[name] == 1:
+                    problem = f"lists no value of column {name!r}, which holds numbers in the public points"
+                    fix = "Leave out the column to use it as a number, or list its values."
+                    raise checks.error("categories", {name: list(values)}, problem, fix)
             public = schema.encode(public, unknown="zeros")
             is_numeric_D = np.isin(np.arange(schema.num_features), schema.numeric_indices)
             is_declared_D = np.array([c.name in (categories or ()) for c in schema.columns for _ in c.features])
@@ -154,6 +179,31 @@ def make_private_points_error(value: str) -> ValueError:
     problem = "holds records of X: public points are published, and no epsilon covers them"
     fix = "Give up some records by split_public(...), which removes them from X, or pass points from elsewhere."
     return checks.error("public", value, problem, fix)
+
+
+def find_unreadable_columns(X: Any, schema: TableSchema | None) -> dict[str, float]:
+    """PRIVATE. Find columns in which more than half of the private values are no numbers, or none of the categories.
+
+    Args:
+        X: PRIVATE. Table or rows [N, D], as the user passed them.
+        schema: Schema of the public points. None if they are rows of numbers.
+
+    Returns:
+        Share of such values among the values that are not missing, by column. It is for the owner alone.
+    """
+    if not is_table(X):
+        rows = np.array(X, dtype=object) if isinstance(X, list | tuple) else np.asarray(X)
+        X = {f"x{index}": column for index, column in enumerate(rows.T)}
+    table = {str(name): X[name] for name in _list_names(X)}
+    columns = [Column(name, None) for name in table] if schema is None else schema.columns
+    # Columns of numbers need no check, and their conversion to text takes long.
+    columns = [column for column in columns if column.categories is not None or not _is_numeric(table[column.name])]
+    shares = TableSchema(tuple(columns)).compute_unreadable_shares(table) if columns else {}
+    return {name: share for name, share in shares.items() if share > 0.5}
+
+
+def _is_numeric(column: Any) -> bool:
+    return np.asarray(column).dtype.kind in "biuf"
 
 
 def _share_memory(X: Any, public: Any) -> bool:

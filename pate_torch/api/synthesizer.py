@@ -148,15 +148,23 @@ class TabularSynthesizer(AccountEstimator):
         check_is_fitted(self, "model_")
         report = None
         if evaluation is not None:
-            rows = measure_usefulness(self.model_, self.domain_.encode(evaluation), self._seed)
+            if not is_table(evaluation) and not isinstance(evaluation, Mapping):
+                raise checks.error("evaluation", type(evaluation).__name__, "must be a DataFrame with all columns")
+            with reword_errors({r"^table(?==)": "evaluation"}):
+                code_NJ = self.domain_.encode(evaluation)
+            if len(code_NJ) == 0:
+                raise checks.error("evaluation", "0 rows", "must hold at least one row")
+            rows = measure_usefulness(self.model_, code_NJ, self._seed)
             report = replace(self._report, evaluation=replace(self._report.evaluation, baselines=rows))
         return copy_release(self.release_, Path(folder), report)
 
     def _make_domain(self) -> TableDomain:
-        if (self.public is None) == (self.schema is None):
+        if self.public is None and self.schema is None:
             fix = "Pass public rows, or declare the columns in schema=."
-            given = None if self.schema is None else "both"
-            raise checks.error("schema", given, "must be given, or else public", fix)
+            raise checks.error("schema", None, "must be given, or else public", fix)
+        if self.public is not None and self.schema is not None:
+            problem = "cannot be combined with public, because either of them determines the columns"
+            raise checks.error("schema", type(self.schema).__name__, problem, "Pass only one of the two.")
         if self.public is not None:
             domain = TableDomain.from_public(self.public, target=self.target)
         elif isinstance(self.schema, TableDomain):

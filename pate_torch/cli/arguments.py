@@ -119,6 +119,8 @@ ARGUMENTS: dict[str, tuple[Argument, ...]] = {
         _ADJACENCY,
         ("--noise", dict(default="torch", choices=("torch", "discrete"), help=_NOISE)),
         ("--allow-refit", dict(action="store_true", help="charge an account that has been charged already")),
+        ("--allow-duplicate-account", dict(action="store_true", help="charge rows that another account has paid for")),
+        ("--spend-anyway", dict(action="store_true", help="go on if no table has more signal than noise")),
         _SEPARATOR,
     ),
     "runs": (

@@ -47,6 +47,9 @@ def build_config(cfg: DictConfig) -> RunConfig:
     """Build the run configuration from ``cfg`` (conf/label.yaml). Raise ValueError with the key of a wrong setting."""
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # calibration replaces this placeholder
+    if OmegaConf.is_missing(cfg.dataset, "name") and not OmegaConf.is_missing(cfg, "votes"):
+        problem = "must name the account that is charged"
+        raise checks.error("dataset.name", None, problem, "For example dataset.name=hospitals.")
     values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     votes = read_votes(values["votes"], **{key: values[key] for key in ("num_classes", "num_points", "num_teachers")})
     spec = DataSpec(

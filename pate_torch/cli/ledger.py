@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
+from pate_torch.api.messages import reword_errors
 from pate_torch.core.formatting import format_delta, format_epsilon
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import Ledger, get_default_path, open_ledger
@@ -79,13 +80,15 @@ def _backup(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
 
 
 def _move(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
-    place = ledger.move(options.url)
+    with reword_errors({"^PATE_LEDGER(?=: )": "url"}):
+        place = ledger.move(options.url)
     text = f"{ledger.place} was moved to {place}, and both were verified. Set PATE_LEDGER on every machine."
     return {"place": place}, text
 
 
 def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
-    account = ledger.raise_cap(options.account, options.epsilon, reason=options.reason)
+    with reword_errors({"^budget_epsilon(?==)": "epsilon"}):
+        account = ledger.raise_cap(options.account, options.epsilon, reason=options.reason)
     return _describe_account(account), f"{account.name}: the cap is now epsilon {account.budget_epsilon:g}"
 
 

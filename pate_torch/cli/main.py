@@ -80,6 +80,11 @@ def _dispatch(name: str | None = None, *words: str) -> int:
         message = "this command needs cryptography. Install it: pip install 'pate-torch[sites]'."
     except (ValueError, OSError, EOFError, BrokenExecutor) as error:  # EOFError: a dialogue was not answered
         message = str(error)
+        if isinstance(error, FileNotFoundError) and error.filename is not None:
+            file = Path(error.filename)
+            pairs = ((key, value if isinstance(value, list) else [value]) for key, value in vars(options).items())
+            key = next((key for key, values in pairs if file in values), "file")
+            message = f"{key}={str(file)!r}: does not exist. Check its name and the working folder."
     print(f"error: {message}", file=sys.stderr)
     return 2
 

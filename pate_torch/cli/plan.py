@@ -34,6 +34,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from pate_torch.api.messages import reword_errors
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import report_refusals
 from pate_torch.config import RunConfig
@@ -72,7 +73,9 @@ DEFAULT_NUM_CLASSES = 2
 @report_refusals
 def main(options: argparse.Namespace) -> None:
     """Run ``pate plan`` or ``pate diagnose``."""
-    report = plan(options.settings, diagnoses=options.command == "diagnose")
+    is_short = any(setting.startswith("teachers=") for setting in options.settings)
+    with reword_errors({r"^(method\.)?num_teachers(?==)": "teachers" if is_short else "num_teachers"}):
+        report = plan(options.settings, diagnoses=options.command == "diagnose")
     print(report.to_json() if options.json else format_report(report))
 
 
@@ -165,6 +168,8 @@ def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Setting
         defaults = [] if any(setting.startswith("dataset=") for setting in settings) else ["dataset=csv"]
         defaults += [f"dataset.public_path={files[0]}", f"pilot.dataset={files[0]}"]
         settings = [*defaults, *(setting for setting in settings if setting != files[0])]
+        if {".", "/"} & set(files[0]) and not Path(files[0]).exists():
+            raise checks.error("PUBLIC", files[0], "does not exist", "Name a file of labeled public records.")
     for setting in settings:
         setting = f"num_{setting}" if setting.startswith("teachers=") else setting
         if "=" not in setting and not setting.startswith("~"):

@@ -22,14 +22,31 @@ from __future__ import annotations
 
 import argparse
 
+from pate_torch.api.messages import Words, reword_errors
 from pate_torch.api.synthesizer import TabularSynthesizer
 from pate_torch.core import checks
 from pate_torch.data.table_files import read_table
 from pate_torch.release.renderer import check_empty_folder
 
+SYNTHESIZE_WORDS: Words = {
+    r"\bdataset\.separator\b": "--separator",
+    r"\ballow_refit=True": "--allow-refit",
+    r"\ballow_duplicate_account=True": "--allow-duplicate-account",
+    r"\bspend_anyway=True": "--spend-anyway",
+    r"\bin schema=": "in --schema",
+    r"^num_records_about(?==)": "--num-records-about",
+    r"^(account|adjacency|cap|delta|epsilon|public|rounds|schema|target)(?=[=.])": r"--\1",
+    r"^X(?==)": "table",
+}
+
 
 def main(parsed: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    with reword_errors(SYNTHESIZE_WORDS):
+        return _synthesize(parsed)
+
+
+def _synthesize(parsed: argparse.Namespace) -> int:
     check_empty_folder("--out", parsed.out)
     table = read_table("table", parsed.table, parsed.separator, id_column=parsed.group)
     if parsed.group is not None:

@@ -69,8 +69,10 @@ class TableSource(FileSource):
         table = read_table(key, path, self.separator, columns=self.columns, quotes=self.quotes, id_column=id_column)
         if role == PUBLIC and self.test_path and self.label not in table:
             table[self.label] = pa.chunked_array([[""] * count_rows(table)])
+        # A file of another separator seems to have one column.
+        fix = "The file has one column: set dataset.separator, if it is not a comma." if len(table) == 1 else ""
         for name in self.required_columns:
-            checks.one_of(f"dataset.{name}", getattr(self, name), list(table))
+            checks.one_of(f"dataset.{name}", getattr(self, name), list(table), fix)
         if id_column is not None and role == PRIVATE:
             checks.one_of(id_key, id_column, list(table))
         names = None  # public and test files may lack the column

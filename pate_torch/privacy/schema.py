@@ -201,6 +201,16 @@ class TableSchema:
         blocks = zip(self.columns, np.split(x_ND, ends[:-1], axis=1), strict=True)
         return {column.name: int((~x.any(1)).sum()) for column, x in blocks if column.categories is not None}
 
+    def compute_unreadable_shares(self, table: Any) -> dict[str, float]:
+        """Compute the share of each column's values that are no number, or no category. Missing values do not count."""
+        text_by_column, shares = to_text_columns(table, [column.name for column in self.columns]), {}
+        for column in self.columns:
+            text = text_by_column[column.name]
+            is_present_N = ~map_distinct(text, is_missing, bool)
+            bad_N = _encode_column(replace(column, fill=None), text, fills_all=False)[1] & is_present_N
+            shares[column.name] = float(bad_N.sum() / max(1, is_present_N.sum()))
+        return shares
+
     def find_unused_columns(self, table: Any) -> list[str]:
         """List the columns of a table that ``encode`` ignores."""
         return [name for name in _get_column_names(table) or [] if name not in {column.name for column in self.columns}]

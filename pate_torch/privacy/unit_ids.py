@@ -70,7 +70,9 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
     kind = type(column).__name__
     is_flat = not hasattr(column, "ndim") or column.ndim == 1
     if isinstance(column, str) or not hasattr(column, "__len__") or not is_flat or len(column) != count:
-        raise checks.error(key, kind, "must be one list, array or Series with one id for each record")
+        size = f" of {len(column)} ids" if is_flat and hasattr(column, "__len__") else ""
+        problem = f"must be one list, array or Series with one id for each of the {count} records"
+        raise checks.error(key, f"{kind}{size}", problem)
     is_native = isinstance(column, torch.Tensor) or (isinstance(column, np.ndarray) and column.dtype.kind == "U")
     values = column.tolist() if is_native else list(column)
     types = set(map(type, values))

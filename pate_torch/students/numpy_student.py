@@ -108,7 +108,7 @@ class NumpyStudent:
         constants = {key: np.float32(self.spec.get(key) or 0.0) for key in ("mean", "std", "low", "high")}
         mean, std, low, high = (value.reshape(-1, *[1] * (x.ndim - 2)) for value in constants.values())
         z = ((z.clip(low, high) if self.spec.get("low") else z) - mean) / std
-        z_ND = z.reshape(len(z), -1).astype(np.float64)  # because weights may be large
+        z_ND = z.reshape(len(z), math.prod(z.shape[1:])).astype(np.float64)  # because weights may be large
         if self.fourier is not None:
             frequency_DF, phase_F, knot_DK, *weights = self.fourier.values()
             rank_ND = (z_ND[:, :, None] > knot_DK).mean(2) - 0.5

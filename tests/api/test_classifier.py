@@ -354,6 +354,48 @@ REFUSED = {
     ),
     "test without odds": ({"private_test": 0.1, "student": LabelSpreading()}, {}, "private_test=.*linear output"),
     "encoder": ({"encoder": "wordllama"}, {}, "encoder='str': must be an Encoder, or the EncoderCard"),
+    "text of classes": (
+        {"classes": "012"},
+        {},
+        r"classes='012': must be a list of all classes.*For example classes=\[",
+    ),
+    "set of classes": ({"classes": {0, 1, 2}}, {}, "classes={0, 1, 2}: must be a list of all classes, in order"),
+    "number of classes": ({"classes": 3}, {}, "classes=3: must be a list of all classes"),
+    "text as share": ({"private_test": "0.1"}, {}, "private_test='0.1': must be a finite number. Pass 0 for no test"),
+    "no share": ({"private_test": None}, {}, "private_test=None: must be a finite number. Pass 0 for no test"),
+    "list of columns": ({"categories": ["a"]}, {}, r"categories=\['a'\]: must be keys and values"),
+    "text of categories": ({"categories": {"x": "AB"}}, {}, r"categories\['x'\]='AB': must be a list"),
+    "no categories": ({"categories": {"x": []}}, {}, r"categories={'x': \[\]}: must list the values"),
+    "categories of a number": (
+        {"categories": {"0": [1, 2]}},
+        {"X": pd.DataFrame(X), "public": pd.DataFrame(PUBLIC)},
+        r"categories={'0': \[1, 2\]}: lists no value of column '0', which holds numbers",
+    ),
+    "infinite public value": (
+        {},
+        {"X": pd.DataFrame(X), "public": pd.DataFrame(PUBLIC).replace(PUBLIC[3, 0], np.inf)},
+        r"public=.*0='inf' \(row 3\).*must be finite",
+    ),
+    "no public points": (
+        {},
+        {"X": pd.DataFrame(X), "public": pd.DataFrame(PUBLIC)[:0]},
+        "public='0 points': must hold",
+    ),
+    "few public points": ({}, {"public": PUBLIC[:9]}, "public='9 points': are fewer than 10.*spend_anyway=True"),
+    "no labels": ({}, {"y": None}, "y=None: must hold one class for each record of X"),
+    "few labels": ({}, {"y": Y[:-1]}, "y='899 labels': must hold one class for each of the 900 records of X"),
+    "few ids": ({}, {"groups": [1, 2]}, "groups='list of 2 ids': must be .* one id for each of the 900 records"),
+    "two columns of a name": (
+        {},
+        {"X": pd.DataFrame(X, columns=["a", "a"]), "public": pd.DataFrame(PUBLIC, columns=["a", "a"])},
+        r"X=\['a'\]: must be names of one column each",
+    ),
+    "dictionaries": (
+        {},
+        {"X": pd.DataFrame(X).to_dict("records"), "public": pd.DataFrame(PUBLIC).to_dict("records")},
+        r"X='list of 1 dim.*: must be a DataFrame, or rows \[N, D\].*Convert the records by pandas.DataFrame\(X\)",
+    ),
+    "many teachers": ({"num_teachers": 301, "epsilon": 99.0}, {}, "num_teachers=301: .* 900 records.*at most 300, or"),
 }
 
 
@@ -366,6 +408,36 @@ def test_a_bad_choice_is_named_and_costs_nothing(case, make, tmp_path, monkeypat
     if (tmp_path / "ledger.sqlite").exists():
         with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
             assert not any(account.is_charged for account in ledger.list_accounts())
+
+
+@pytest.mark.parametrize("convert", [np.array, list, pd.Series], ids=["array", "list", "series"])
+@pytest.mark.parametrize(
+    ("values", "fix"), [([8765.25] * 900, "Reshape your data"), (["8765.25 words"] * 900, "encoder=")]
+)
+def test_a_refusal_of_points_that_are_no_rows_quotes_no_value(make, convert, values, fix):
+    with pytest.raises(ValueError, match=rf"X=.*must be a DataFrame, or rows \[N, D\].*{fix}") as refusal:
+        make().fit(convert(values), Y, public=convert(values))
+    assert "8765" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        (TEST, r"evaluation='ndarray': must be .*\(X_test, y_test\)"),
+        (True, r"evaluation='bool': must be .*\(X_test, y_test\)"),
+        (
+            (TEST, TRUTH.astype(str)),
+            "evaluation='300 labels, 300 of no class': y_test must hold one of the classes 0, 1, 2 for",
+        ),
+        ((TRUTH, TEST), "evaluation: y should be a 1d array"),
+        ((TEST[:0], TRUTH[:0]), "evaluation: .*0 sample"),
+        ((TEST[:, 0], TRUTH), "evaluation.X='ndarray of 1 dimension"),
+    ],
+    ids=["points", "true", "texts", "swapped", "empty", "column"],
+)
+def test_a_wrong_evaluation_is_refused_by_name(fitted, tmp_path, evaluation, message):
+    with pytest.raises(ValueError, match=rf"^{message}"):
+        fitted().save_release(tmp_path / "release", evaluation=evaluation)
 
 
 # ---- class weights and the private test ----------------------------------------------------------------------------

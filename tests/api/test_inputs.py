@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATEClassifier, load_student
-from pate_torch.api.inputs import PointTransform, encode_labels, parse_class_weight
+from pate_torch.api.inputs import PointTransform, encode_labels, find_unreadable_columns, parse_class_weight
 from pate_torch.cli.main import main as pate
 from pate_torch.privacy.records import OUTSIDE_STEPS, DataSpec
 from pate_torch.students import store
@@ -190,6 +190,41 @@ def test_a_few_equal_points_are_a_warning_to_the_owner_and_other_rows_of_one_arr
         clf = make(allow_refit=True).fit(X, Y, public=np.concatenate([X[:3], X[:1], PUBLIC[3:]]))
     for file in clf.release_.rglob("*"):
         assert not file.is_file() or b"distinct public points" not in file.read_bytes()
+
+
+SEXES = pd.DataFrame({"sex": ["f", "m"] * 20, "age": np.linspace(20, 80, 40)})
+
+
+@pytest.mark.parametrize("form", ["table", "array", "list"])
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"sex": lambda x: (x.sex == "f").astype(int)}, "sex"),
+        ({"age": lambda x: x.age.map("{:.2f}".format).str.replace(".", ",")}, "age"),
+        ({"age": lambda x: x.age.map("{:.2f}".format)}, None),
+        ({"age": lambda x: [None, "NA"] * 20, "sex": lambda x: ["m", None, "f", "d"] * 10}, None),
+    ],
+    ids=["codes", "decimal commas", "texts of numbers", "missing"],
+)
+def test_columns_that_cannot_be_read_are_found(form, changes, found):
+    private, public = SEXES.assign(**changes), SEXES
+    if form != "table":
+        private, public, found = (
+            private.to_numpy(object),
+            public.to_numpy(object),
+            {"sex": "x0", "age": "x1"}.get(found),
+        )
+    schema = make_transform(public).schema
+    expected = {} if found is None else {found: 1.0}
+    assert find_unreadable_columns(private.tolist() if form == "list" else private, schema) == expected
+
+
+def test_unreadable_columns_are_told_to_the_owner_alone(make):
+    table = pd.DataFrame(X, columns=["a", "b"])
+    commas = table.assign(b=np.char.replace(X[:, 1].astype(str), ".", ","))
+    clf = make(spend_anyway=True).fit(commas, Y, public=pd.DataFrame(PUBLIC, columns=["a", "b"]))
+    file = clf.release_.parent / "private" / "unreadable.json"
+    assert json.loads(file.read_text()) == {"b": 1.0} and file.stat().st_mode & 0o077 == 0
 
 
 def test_rows_that_are_equal_by_chance_are_no_reason(make, recwarn):

@@ -110,6 +110,7 @@ def test_the_receiver_predicts_what_the_owner_predicts(owner):
     assert released.predict_proba(QUERY).dtype == np.float64
     assert released.score(QUERY, np.where(TRUTH == "ill", 7, 3)) > 0.9
     assert released.feature_names_in_.tolist() == ["age", "ward"]
+    assert released.predict(QUERY[:0]).shape == (0,)
 
 
 def test_records_frames_and_columns_are_one(owner):

@@ -213,7 +213,7 @@ def test_public_rows_that_equal_private_rows_by_chance_are_allowed(fit):
     [
         ({"account": None}, "account=None"),
         ({"schema": None}, "schema=None.*or else public"),
-        ({"public": TABLE}, "schema='both'"),
+        ({"public": TABLE}, "schema='.*': cannot be combined with public.* Pass only one"),
         ({"epsilon": 0}, "epsilon=0"),
         ({"rounds": -1}, "rounds=-1"),
         ({"noise": "none"}, "noise='none'"),
@@ -277,6 +277,14 @@ def test_a_copy_is_saved_with_the_usefulness_on_public_rows_into_an_empty_folder
     assert "trained on the synthetic rows" not in (fitted.release_ / "report.html").read_text()
     with pytest.raises(ValueError, match="is not empty"):
         fitted.save_release(copy)
+    wrong = {
+        "must be a DataFrame": (TABLE, TABLE.ill),
+        "lacks the columns age": TABLE[["ward", "ill"]],
+        "0 row": TABLE[:0],
+    }
+    for message, evaluation in wrong.items():
+        with pytest.raises(ValueError, match=f"^evaluation=.*{message}"):
+            fitted.save_release(tmp_path / "other", evaluation=evaluation)
 
 
 def test_the_rows_resemble_the_private_rows(fit, monkeypatch):

@@ -90,7 +90,7 @@ def test_the_noise_can_be_calibrated(home):
     [
         ((), ["mechanism.sigma"], "mechanism.sigma"),
         ((), ["privacy.delta"], "privacy.delta"),
-        ((), ["dataset.name"], "dataset.name"),
+        ((), ["dataset.name"], "error: dataset.name=None: must name the account"),
         ((), ["num_classes"], "num_classes"),
         (("num_classes=2",), (), "0..1"),
         (("num_teachers=49",), (), "50 x 30"),

@@ -9,8 +9,10 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 
 import pate_torch
+from pate_torch.accounting.events import GaussianEvent
 from pate_torch.cli import main as cli
 from pate_torch.cli.train import report_refusals
+from pate_torch.privacy.ledger import Ledger
 from tests import ROOT
 from tests.command_runs import QUIET_LOG, TINY, train
 
@@ -161,6 +163,26 @@ def test_exit_codes_are_those_of_the_commands(capsys, words, code):
     message = capsys.readouterr().err
     assert bool(message) == (len(words) > 0 and code > 0)
     assert ("Did you mean 'label'" in message) == (words == ["lable"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("join charter nofile.key --colluding 1 --max-records 9", "files='nofile.key': does not exist"),
+        ("site confirm nofile.json --cap 1", "charter='nofile.json': does not exist"),
+        ("ledger raise-cap clinic 5 --reason more", "epsilon=5.0: must be above"),
+        ("ledger move foo", "url: must be postgresql"),
+    ],
+    ids=lambda value: value.partition(" no")[0],
+)
+def test_a_refusal_names_the_argument_that_was_typed(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        terms = {"budget_epsilon": 9.0, "delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
+        ledger.open_account("clinic", **terms, planned_events=[GaussianEvent(mu=0.1, count=1)])
+    assert cli.main(words.split()) in (1, 2)
+    assert capsys.readouterr().err.removeprefix("error: ").startswith(message)
 
 
 @pytest.mark.parametrize(

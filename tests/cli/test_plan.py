@@ -208,6 +208,9 @@ def test_the_command_prints_a_table_or_one_object(capsys):
         (["pilot=digits"], "pilot"),
         (["num_teachers=range(1,100)"], "combinations"),
         (["nonsense"], "nonsense"),
+        (["nofile.csv"], "PUBLIC='nofile.csv': does not exist"),
+        (["teachers=0"], "error: teachers=0: must be"),
+        (["num_teachers=0"], "error: num_teachers=0: must be"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(settings, key, capsys, home):

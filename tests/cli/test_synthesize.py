@@ -1,6 +1,7 @@
 """``pate synthesize``: a table of a file is released, and a wrong argument is refused before a charge."""
 
 import csv
+import re
 
 import numpy as np
 import pandas as pd
@@ -69,3 +70,24 @@ def test_a_wrong_argument_is_refused_before_a_charge(synthesize, tmp_path, capsy
     assert synthesize("--out", str(tmp_path / "full")) == 2
     assert "--out" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob("home/*clinic*"))
+
+
+def test_a_refusal_names_the_options_of_the_command(synthesize, tmp_path, capsys):
+    out = ("--out", str(tmp_path / "out"))
+    (tmp_path / "two.csv").write_text("a;b\n1,5;2\n")
+    (tmp_path / "other.csv").write_text("age,ill,town\n" + "1,yes,a\n2,no,b\n" * 20)
+    (tmp_path / "schema.yaml").write_text("columns: {age: {type: boolean}, ill: {type: boolean}}")
+    for arguments, message in {
+        ("--public", str(tmp_path / "two.csv")): "line 2 has 2 fields.* set --separator",
+        ("--public", str(tmp_path / "other.csv")): r"^error: table=\['patient'.*lacks the columns town",
+        ("--schema", str(tmp_path / "schema.yaml")): "^error: --schema='PosixPath': cannot be combined with public",
+        ("--target", "town"): "^error: --target='town'",
+    }.items():
+        assert synthesize(*arguments, *out) == 2
+        assert re.search(message, capsys.readouterr().err)
+    assert synthesize("--group", "patient", *out) == 0
+    for name, option in {"clinic": "--allow-refit", "other": "--allow-duplicate-account"}.items():
+        assert synthesize("--group", "patient", "--account", name, "--out", str(tmp_path / name)) == 2
+        message = capsys.readouterr().err
+        assert option in message and "=True" not in message
+    assert synthesize("--account", "other", "--allow-duplicate-account", "--out", str(tmp_path / "other")) == 0

@@ -85,6 +85,7 @@ def test_declared_classes_categories_and_features(tmp_path):
     ("frame", "options", "message"),
     [
         (table(), {"label": "lable"}, r"dataset\.label='lable'.*Did you mean 'label'"),
+        (pd.DataFrame({"age;label": ["1;no"] * 9}), {}, r"dataset\.label='label'.*one column: set dataset\.separator"),
         (table(), {"group": "users"}, r"dataset\.group='users'"),
         (table(), {"id": "kee"}, r"dataset\.id='kee'"),
         (table(), {"ignore": ["nothing"]}, r"dataset\.ignore='nothing'"),
