@@ -206,6 +206,13 @@ def test_images_of_an_array_hold(door, adjacency):
 
 
 @pytest.mark.parametrize("door", calls.SPACE["door"])
+def test_images_read_by_the_type_of_their_array_are_found(monkeypatch, door):
+    convert = streams.convert_images
+    monkeypatch.setattr(streams, "convert_images", lambda *x, is_private=False, **_: convert(*x, is_private=is_private))
+    assert faults("accepted on one side", door=door, column="image arrays", ids="strings")
+
+
+@pytest.mark.parametrize("door", calls.SPACE["door"])
 def test_transforms_that_draw_from_one_generator_for_all_records_are_found(monkeypatch, door):
     monkeypatch.setattr(streams.rng, "seeded_generators", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(streams.PointStream, "_check_second_reading", lambda *_: None)
