@@ -11,7 +11,6 @@ categories, scaling and the values that replace missing numbers. ``PATE`` has mo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -42,7 +41,6 @@ from pate_torch.api.messages import CLASSIFIER_WORDS, reword_errors
 from pate_torch.api.pate import PATE, select_student_network
 from pate_torch.core import checks, texts
 from pate_torch.core.device import parse_device
-from pate_torch.core.files import atomic_replacement, create_private_folder
 from pate_torch.core.progress import Stages
 from pate_torch.core.rng import seeded_generators
 from pate_torch.data.base import get_categories_origin
@@ -186,8 +184,6 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         self.private_test_: PrivateTest | None = None
         with self._explain_errors():
             x, label_N, pool = self._read_points(X, y, public)
-            has_cells = self._transform.value_range is not None and not is_streamed(X)
-            unreadable = find_unreadable_columns(to_dense(X), self._transform.schema) if has_cells else {}
             unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
             facts = self._collect_facts(len(x), pool, has_groups=groups is not None)
             self._choose_method(facts)
@@ -206,11 +202,22 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
                 folder = self._fit_dpsgd(pate, pool, facts)
             else:
                 self.student_, folder = self._release_and_fit(pate, pool, spec, facts), pate.folder
-            private_folder = create_private_folder(folder.parent / "private")
-            with atomic_replacement(private_folder / "unreadable.json") as file:
-                file.write_text(json.dumps(unreadable))
             self._set_release(folder)
         return self
+
+    def find_unreadable_columns(self, X: Any, public: Any) -> dict[str, float]:
+        """PRIVATE. Find columns of records that a fit could hardly use, before anything is charged.
+
+        Args:
+            X: PRIVATE. DataFrame or rows [N, D].
+            public: Public points of the same form.
+
+        Returns:
+            For each column in which more than half of the values are no numbers, or none of the categories, this share
+            of its values that are not missing. It is exact, and for the owner alone.
+        """
+        transform, _ = PointTransform.from_public(to_dense(public), self.categories, is_encoded=False)
+        return find_unreadable_columns(to_dense(X), transform.schema)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable class of each point, [N]."""

@@ -426,7 +426,7 @@ def test_a_refusal_of_points_that_are_no_rows_quotes_no_value(make, convert, val
         (TEST, r"evaluation='ndarray': must be .*\(X_test, y_test\)"),
         (True, r"evaluation='bool': must be .*\(X_test, y_test\)"),
         (
-            (TEST, TRUTH.astype(str)),
+            (TEST, np.char.add("class ", TRUTH.astype(str))),
             "evaluation='300 labels, 300 of no class': y_test must hold one of the classes 0, 1, 2 for",
         ),
         ((TRUTH, TEST), "evaluation: y should be a 1d array"),

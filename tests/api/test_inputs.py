@@ -219,12 +219,13 @@ def test_columns_that_cannot_be_read_are_found(form, changes, found):
     assert find_unreadable_columns(private.tolist() if form == "list" else private, schema) == expected
 
 
-def test_unreadable_columns_are_told_to_the_owner_alone(make):
+def test_an_owner_finds_unreadable_columns_before_a_charge(make, tmp_path):
     table = pd.DataFrame(X, columns=["a", "b"])
     commas = table.assign(b=np.char.replace(X[:, 1].astype(str), ".", ","))
-    clf = make(spend_anyway=True).fit(commas, Y, public=pd.DataFrame(PUBLIC, columns=["a", "b"]))
-    file = clf.release_.parent / "private" / "unreadable.json"
-    assert json.loads(file.read_text()) == {"b": 1.0} and file.stat().st_mode & 0o077 == 0
+    public = pd.DataFrame(PUBLIC, columns=["a", "b"])
+    assert make().find_unreadable_columns(commas, public) == {"b": 1.0}
+    assert make().find_unreadable_columns(table, public) == make().find_unreadable_columns(X, PUBLIC) == {}
+    assert not list(tmp_path.rglob("ledger*"))
 
 
 def test_rows_that_are_equal_by_chance_are_no_reason(make, recwarn):

@@ -195,7 +195,7 @@ def test_private_rows_are_refused_as_public_rows(fit, tmp_path, part, form):
     private = form(WEIGHED[:700])
     public = PUBLIC_ROWS[part](private if part == "the table" else WEIGHED[:700])
     if part == "some copied rows":
-        fit(private, schema=None, public=public)  # 60 of 160 rows
+        fit(private, schema=None, public=public, spend_anyway=True)  # 60 of 160 rows
         public = WEIGHED[550:]  # 150 of 250 rows
     with pytest.raises(ValueError, match=r"public=.*holds records of X: public points are published"):
         fit(private, schema=None, public=public, account="second", allow_duplicate_account=True)
@@ -205,7 +205,7 @@ def test_private_rows_are_refused_as_public_rows(fit, tmp_path, part, form):
 
 def test_public_rows_that_equal_private_rows_by_chance_are_allowed(fit):
     rows = TABLE.assign(age=TABLE.age // 20)[["age", "ward", "ill"]]
-    assert fit(rows[:700], schema=None, public=rows[700:].copy()).model_.size > 0
+    assert fit(rows[:700], schema=None, public=rows[700:].copy(), spend_anyway=True).model_.size > 0
 
 
 @pytest.mark.parametrize(

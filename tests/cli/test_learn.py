@@ -141,7 +141,7 @@ def test_what_is_not_promised_is_refused_with_the_n_it_takes_and_nothing_is_char
     "change,message",
     [
         (["partition=add_remove"], "partition='add_remove'"),
-        (["dataset.group=dose"], "partition"),
+        (["dataset.group=person"], "partition"),
         (["other.csv"], "is a second table"),
         (["--hypotheses", "thresholds"], "takes 1 feature"),
         (["privacy.budget_epsilon=.1"], "Take a smaller --epsilon"),
@@ -149,7 +149,12 @@ def test_what_is_not_promised_is_refused_with_the_n_it_takes_and_nothing_is_char
     ],
 )
 def test_choices_that_cannot_be_are_refused_before_a_charge(change, message, home, capsys):
-    assert pate(["learn", "sspp", *settings(private=300), *change, "--below-guarantee"]) == 2
+    given = settings(private=300)
+    if change == ["dataset.group=person"]:
+        header, *rows = Path("people.csv").read_text().splitlines()
+        people = [f"{header},person", *(f"{row},p{number // 2}" for number, row in enumerate(rows))]
+        Path("people.csv").write_text("\n".join(people))
+    assert pate(["learn", "sspp", *given, *change, "--below-guarantee"]) == 2
     assert message in capsys.readouterr().err
     assert charges(home) == []
 

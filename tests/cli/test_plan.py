@@ -252,7 +252,7 @@ def test_a_diagnosis_reads_public_rows_alone_and_its_command_can_be_planned(tmp_
     assert (best["num_teachers"], best["num_queries"]) == (method.num_teachers, method.num_queries)
     assert {choice["mechanism"] for choice in found["choices"]} == {"gaussian", "sparse_vector"}
     sizes, accuracies = zip(*((s["shard_size"], s["teacher_accuracy"][0]) for s in found["shards"]), strict=True)
-    assert sizes == (12, 4, 1) and accuracies[0] > accuracies[2] > 0.5
+    assert sizes == (11, 3, 1) and accuracies[0] > accuracies[2] > 0.5
     chosen = [word for word in words if word.startswith(("num_", "mechanism", "privacy"))]
     (choice,) = plan(public, *chosen, *TABLE[:3], *QUICK).choices
     assert choice.forecast.accuracy == best["forecast"]["accuracy"]

@@ -34,7 +34,7 @@ def test_tensors_have_the_statistics_of_the_pool_and_ids_of_their_content():
         ({"y": torch.arange(20) + 3}, "label in 0..2"),
         ({"y": torch.zeros(19).long()}, "must be integers, one for each point"),
         ({"y": torch.full((20,), 0.5)}, "label in 0..2"),
-        ({"unit_id": ["a"], "unit": "group:patient"}, "unit_id='list': must be one list"),
+        ({"unit_id": ["a"], "unit": "group:patient"}, "unit_id='list of 1 ids': must be one list"),
         ({"unit_id": ["a"], "x": None}, "unit_id='list'.*unit='group:patient', or leave out unit_id"),
     ],
 )
