@@ -51,7 +51,9 @@ print({name: len(table["digit"]) for name, table in tables.items()})
 # (`colluding=1`).
 
 # %%
-sites = {name: Site.create(Path(name), Path(f"{name}-ledger"), name=name, account="digits") for name in tables}
+sites = {
+    name: Site.create(Path(name), Path(f"{name}-ledger").absolute(), name=name, account="digits") for name in tables
+}
 joiner = Joiner(Path("join"))
 terms = Terms(
     colluding=1,
