@@ -296,6 +296,9 @@ def _make_row_ids(table: Table, text_columns: tuple[str, ...] = ()) -> UnitIds:
 _KEY_PATTERN = r"^([A-Za-z]*|0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,2})\.[0-9]{0,2}[1-9])$"
 """Pattern of most texts that are their own key. "True" and "False" are not, but match."""
 
+_NUMBER_PATTERN = r"^-?[0-9]{1,15}\.[0-9]{1,20}$"
+"""Pattern of numbers whose keys are computed all at once."""
+
 
 def _make_keys(text: pa.Array) -> pa.Array:
     """Compute ``make_key`` of each cell. One odd value changes the texts of its column, and must change no other key.
@@ -307,8 +310,13 @@ def _make_keys(text: pa.Array) -> pa.Array:
     if not pc.any(is_other).as_py():
         return text
     values = text.filter(is_other).dictionary_encode()
-    keys = pa.array(map(make_key, values.dictionary.to_pylist()), pa.string())
-    return pc.replace_with_mask(text, is_other, keys.take(values.indices))
+    is_number_V = pc.match_substring_regex(values.dictionary, _NUMBER_PATTERN).to_numpy(zero_copy_only=False)
+    keys_V = np.array(values.dictionary.to_pylist(), dtype=object)
+    keys_V[~is_number_V] = list(map(make_key, keys_V[~is_number_V]))
+    # One cast parses all numbers, and each has the text that it has as a cell of an array.
+    number_V = values.dictionary.filter(pa.array(is_number_V)).cast(pa.float64()).to_numpy()
+    keys_V[is_number_V] = [name.removesuffix(".0") for name in texts.format_numbers(number_V + 0.0)]  # -0.0 becomes 0.0
+    return pc.replace_with_mask(text, is_other, pa.array(keys_V, pa.string()).take(values.indices))
 
 
 def _concatenate_column(files: dict[int, FileRecords], name: str) -> pa.ChunkedArray:

@@ -43,7 +43,7 @@ def test_columns_are_encoded_as_by_hand(suffix, tmp_path):
     assert data.private.unit == "record" and not data.spec.benchmark and data.spec.nominal_size is None
 
 
-LONG_NUMBERS = ["9007199254740993", "-12345678901234567890", "0.12345678901234567"]
+LONG_NUMBERS = ["9007199254740993", "-12345678901234567890", "0.12345678901234567", "999999999999999.50", "-0.00"]
 ID_CELLS = st.sampled_from(["", "a", "1e+20", "1E+20", *LONG_NUMBERS])
 
 
