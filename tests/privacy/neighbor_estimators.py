@@ -62,7 +62,7 @@ class Drawing(ClassifierMixin, BaseEstimator):
         return self
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        return self.classes_[self.coins_[: len(x)]]
+        return self.classes_[np.resize(self.coins_, len(x))]
 
 
 class Head(nn.Module):
