@@ -23,7 +23,7 @@ from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.synthetic import SyntheticTable
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.domain import TableDomain
-from pate_torch.privacy.schema import map_distinct, normalize_class_name, to_text_columns
+from pate_torch.privacy.schema import make_key, map_distinct, to_text_columns
 from pate_torch.privacy.unit_ids import name_unit, parse_unit_ids
 from pate_torch.release.renderer import copy_release
 from pate_torch.release.table_report import measure_usefulness
@@ -216,7 +216,7 @@ def check_public_rows(X: Any, public: Any, domain: TableDomain, unit_ids: np.nda
 
 
 def _make_numbering(numbers: dict[str, int]) -> Callable[[str], int]:
-    return lambda value: numbers.setdefault(normalize_class_name(value), len(numbers))
+    return lambda value: numbers.setdefault(make_key(value), len(numbers))
 
 
 def read_domain(path: Path) -> TableDomain:

@@ -54,6 +54,16 @@ def committed(folder: str) -> set[str]:
     }
 
 
+def test_an_editable_install_copies_no_module_or_configuration_that_could_go_out_of_date(tmp_path):
+    code = "import sys, hatchling.build; hatchling.build.build_editable(sys.argv[1])"
+    done = run(sys.executable, "-c", code, str(tmp_path), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        installed = archive.namelist()
+    assert [name for name in installed if ".dist-info/" not in name] == ["_pate_torch.pth"]
+
+
 def test_it_holds_the_package_and_the_configuration_and_nothing_else(names):
     assert committed("pate_torch") <= names
     assert {f"pate_torch/{name}" for name in committed("conf")} <= names
