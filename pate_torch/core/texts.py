@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TIME_PATTERN = re.compile(
-    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?"
-)  # a timestamp, or a time of the day
+    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d|(?<=[ T])\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?"
+)  # a timestamp, with or without seconds, or a time of the day
 _DURATION_PATTERN = re.compile(r"(-?\d+) days?(?: \+?(\d\d):(\d\d):(\d\d)(?:\.(\d+))?)?")
 _WHOLE_LIMIT = re.compile(r"\.0(?=[,)\]])")
-
-
-NUMBER_BY_BOOLEAN: Final = {"True": "1", "False": "0"}
-"""Texts of booleans. One integer in an array of booleans turns all of them into integers."""
+_NUMBER_BY_BOOLEAN: Final = {"true": "1", "false": "0"}
 
 
 def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
@@ -57,9 +54,9 @@ def to_canonical_text(value: Any) -> str:
 
     One odd value changes the type of a whole column: integers become floats, float32 becomes float64, days become
     timestamps. The texts of the other values must stay. So 427 and "427" have the same text, and so have a number as
-    float32 and as float64; a date, midnight of the same day and their texts; timestamps whose seconds have different
-    numbers of trailing zeros, or which name the same instant in different time zones; durations in different units and
-    their texts; and intervals with limits of different types.
+    float32 and as float64; a date, midnight of the same day and their texts; timestamps without seconds, or whose
+    seconds have different numbers of trailing zeros, or which name the same instant in different time zones; durations
+    in different units and their texts; and intervals with limits of different types.
     """
     if isinstance(value, complex | np.complexfloating) and value.imag == 0:
         value = value.real
@@ -82,13 +79,21 @@ def to_canonical_text(value: Any) -> str:
     return _WHOLE_LIMIT.sub("", text) if text[:1] in ("[", "(") else text
 
 
+def replace_boolean(text: str) -> str:
+    """Replace the text of a boolean, in upper or lower case, by 1 or 0. Other texts stay.
+
+    One integer in an array of booleans turns all of them into integers, and one word in a column of TRUE and FALSE
+    leaves all of them texts, which ``pandas.read_csv`` turns into True and False otherwise.
+    """
+    return _NUMBER_BY_BOOLEAN.get(text.casefold(), text)
+
+
 def parse_number(value: Any) -> float:
     """Parse a number or its text, or a boolean or its text; NaN for every other value."""
     if isinstance(value, complex | np.complexfloating):
         return float(value.real) if value.imag == 0 else math.nan
     if not isinstance(value, bool | int | float | np.bool_ | np.floating) or isinstance(value, np.timedelta64):
-        value = to_canonical_text(value)
-        value = NUMBER_BY_BOOLEAN.get(value, value)
+        value = replace_boolean(to_canonical_text(value))
     try:
         return float(value)
     except (ValueError, OverflowError):
@@ -127,6 +132,10 @@ def _format_duration(microseconds: int) -> str:
 
 
 def _format_time(text: str, day: str | None, clock: str, decimals: str | None, zone: str | None) -> str:
+    if len(clock) == 5:
+        if decimals is not None:
+            return text
+        clock += ":00"
     if zone is not None and day is not None:
         try:
             instant = datetime.datetime.fromisoformat(f"{day} {clock}{zone}").astimezone(datetime.UTC)

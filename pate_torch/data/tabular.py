@@ -18,7 +18,15 @@ from pate_torch.data.file_source import PATH_FIELDS, FileRecords, FileSource, Po
 from pate_torch.data.table_files import Table, count_rows, read_table, read_vectors
 from pate_torch.privacy.records import Dataset, EncoderCard
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError, make_key
-from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, UnitIds, compute_content_id, make_row_ids, parse_unit_ids
+from pate_torch.privacy.unit_ids import (
+    PRIVATE,
+    PUBLIC,
+    UnitIds,
+    compute_content_id,
+    format_unit_id,
+    make_row_ids,
+    parse_unit_ids,
+)
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")  # facts about the encoder of vectors
 
@@ -259,7 +267,7 @@ class Embeddings(TableSource):
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         path, id_column = resolve_path("dataset.vectors", self.vectors, self.root), str(self.id)
         vectors = read_vectors(path, id_column, None if self.ids is None else self._read_ids())
-        record_ids = [texts.to_canonical_text(name) for name in _concatenate_column(files, id_column).to_pylist()]
+        record_ids = [format_unit_id(name) for name in _concatenate_column(files, id_column).to_pylist()]
         row_N = pc.fill_null(pc.index_in(pa.array(record_ids), pa.array(vectors.ids)), -1).to_numpy()
         is_missing_N = ((row_N < 0) | ~vectors.is_finite_N[row_N]) & np.isin(role_N, self._public_roles)
         if is_missing_N.any():
@@ -275,7 +283,7 @@ class Embeddings(TableSource):
     def _read_ids(self) -> list[str]:
         path = resolve_path("dataset.ids", self.ids, self.root)
         try:
-            return [texts.to_canonical_text(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            return [format_unit_id(line) for line in path.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise checks.error("dataset.ids", str(path), "is not UTF-8", "Write one id in each line.") from error
 
@@ -294,7 +302,10 @@ def _make_row_ids(table: Table, text_columns: tuple[str, ...] = ()) -> UnitIds:
 
 
 _KEY_PATTERN = r"^([A-Za-z]*|0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,2})\.[0-9]{0,2}[1-9])$"
-"""Pattern of most texts that are their own key. "True" and "False" are not, but match."""
+"""Pattern of most texts that are their own key. Those of the next pattern are not, but match."""
+
+_WORD_PATTERN = r"(?i)^(true|false|nan|nat|inf|infinity)$"
+"""Pattern of words that stand for booleans, missing values and numbers."""
 
 _NUMBER_PATTERN = r"^-?[0-9]{1,15}\.[0-9]{1,20}$"
 """Pattern of numbers whose keys are computed all at once."""
@@ -306,7 +317,7 @@ def _make_keys(text: pa.Array) -> pa.Array:
     A missing value, for example, turns a column of integers of pandas into floats.
     """
     is_other = pc.invert(pc.match_substring_regex(text, _KEY_PATTERN))
-    is_other = pc.or_(is_other, pc.is_in(text, pa.array(["True", "False"])))
+    is_other = pc.or_(is_other, pc.match_substring_regex(text, _WORD_PATTERN))
     if not pc.any(is_other).as_py():
         return text
     values = text.filter(is_other).dictionary_encode()

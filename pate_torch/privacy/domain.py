@@ -32,7 +32,7 @@ OTHER: Final = "other"
 """Text of a value that is not listed."""
 NUM_BINS: Final = 16
 """Number of bins of a column of numbers, unless another one is declared."""
-_BOOLEANS = {"true": "true", "1": "true", "yes": "true", "false": "false", "0": "false", "no": "false"}
+_BOOLEANS = {"1": "1", "yes": "1", "0": "0", "no": "0"}
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 
 
@@ -255,8 +255,6 @@ def _infer_column(name: str, text: Any) -> DomainColumn:
     present = [value for value in factorize(text)[0] if not is_missing(value)]
     if not present:
         raise checks.error(f"public.{name}", "", "has no values", "Declare the column in a schema, or leave it out.")
-    if {value.casefold() for value in present} <= {"true", "false"}:
-        return DomainColumn(name=name, kind="boolean")
     numbers = parse_numbers(present)
     if np.isnan(numbers).all() and np.isfinite(list(map(_parse_date, present))).all():
         day_P = map_distinct(text, _parse_date, np.float64)
@@ -266,7 +264,7 @@ def _infer_column(name: str, text: Any) -> DomainColumn:
         if len(set(numbers)) > (NUM_BINS if is_whole else 1):
             edges = _make_quantiles(parse_numbers(text), is_whole=is_whole)
             return DomainColumn(name=name, kind="integer" if is_whole else "real", edges=edges)
-    values = sorted(set(map(normalize_class_name, present)) - {OTHER})
+    values = sorted(set(map(make_key, present)) - {OTHER})
     if len(values) > MAX_CATEGORIES:
         problem = f"has {len(values)} different values, more than {MAX_CATEGORIES}"
         raise checks.error(f"public.{name}", values[0], problem, "Declare the column in a schema, or leave it out.")

@@ -22,8 +22,9 @@ WITHHELD_CATEGORY: Final = " withheld"
 """Placeholder for the name of a category. No value equals the placeholder, because values are stripped."""
 _MISSING_TEXTS = {"", "na", "n/a", "nan", "null", "none"}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?$")
-# Fewer texts than float() accepts: 1_2 and 12e3 are names.
-_NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?")
+# All texts that writers of tables use for numbers, and fewer than float() accepts: 1_2 is a name.
+_NUMBER_PATTERN = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf(inity)?)", re.IGNORECASE)
+_MISSING_IN_NUMPY = ("nan", "NaT")  # NumPy writes missing values so if one text turns an array into texts
 
 
 class TooManyCategoriesError(ValueError):
@@ -255,17 +256,17 @@ class TableSchema:
 
 
 def normalize_class_name(value: Any) -> str:
-    """Return one text for all ways of writing a class or category: 1, 1.0, "1" and "+1" become "1"."""
+    """Return one text for all ways of writing a class or category: 1, 1.0, "1", "+1", "1." and "1E0" become "1"."""
     text = format_value(value)
-    if not is_number(text) or math.isinf(number := float(text)):
+    if not is_number(text):
         return text
+    number = float(text)
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else texts.format_number(number)
 
 
 def make_key(value: Any) -> str:
     """Make the text by which classes and categories are compared: as ``normalize_class_name``, and True equals 1."""
-    name = normalize_class_name(value)
-    return texts.NUMBER_BY_BOOLEAN.get(name, name)
+    return texts.replace_boolean(normalize_class_name(value))
 
 
 def is_number(text: str) -> bool:
@@ -274,9 +275,9 @@ def is_number(text: str) -> bool:
 
 
 def _infer_categories(name: str, text: Any, max_categories: int) -> tuple[str, ...] | None:
-    """Return the categories of a column of PUBLIC texts. None if all values are numbers or missing."""
+    """Return the categories of a column of PUBLIC texts. None if all values are numbers, booleans or missing."""
     values = factorize(text)[0]
-    if all(is_missing(v) or (v not in texts.NUMBER_BY_BOOLEAN and not math.isnan(_parse_number(v))) for v in values):
+    if all(is_missing(value) or not math.isnan(_parse_number(value)) for value in values):
         return None
     categories = tuple(sorted(set(map(normalize_class_name, values))))
     if (dates := [value for value in categories if value]) and all(map(_DATE.match, dates)):
@@ -310,7 +311,7 @@ def is_missing(value: Any) -> bool:
 
 def _parse_number(text: str) -> float:
     try:
-        return float(texts.NUMBER_BY_BOOLEAN.get(text, text))
+        return float(texts.replace_boolean(text))
     except ValueError:
         return math.nan
 
@@ -412,4 +413,5 @@ def format_value(value: Any) -> str:
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, np.timedelta64)
     if is_integer and 2**53 <= abs(int(value)) < 10**308:
         value = float(value)  # as in a column of integers with a missing value
-    return texts.to_canonical_text(value)
+    text = texts.to_canonical_text(value)
+    return "" if text in _MISSING_IN_NUMPY else text

@@ -28,6 +28,7 @@ _ID_KINDS: Final = {
 """Types of ids, by kind. Equal ids of one kind have equal texts. Booleans come first: bool is a subclass of int."""
 _FLOAT_PATTERN: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+(e[+-]?[0-9]+)?|e[+-]?[0-9]+)")
 """Texts of floating-point numbers: a file may hold the ids as pandas wrote a column of floats."""
+_INTEGER_PATTERN: Final = re.compile(r"([+-]?)0*([0-9]+)")
 _MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
 """Names that stand for a missing id. The last four are the output of ``str`` for missing values."""
 
@@ -52,7 +53,7 @@ def name_unit(groups: Any) -> str:
 
 
 def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
-    """PRIVATE. Read the names of privacy units from a column of ids, str [count]: the canonical text of each id.
+    """PRIVATE. Read the names of privacy units from a column of ids, str [count]: each by ``format_unit_id``.
 
     Floating-point ids are refused: one missing id turns a column of integers into floats, which drops digits of long
     ids and merges units. A column of several types is refused, because 1 and "1" would become one unit.
@@ -77,9 +78,9 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
     values = column.tolist() if is_native else list(column)
     types = set(map(type, values))
     kinds = {_get_kind(value_type) for value_type in types}
-    # Equal texts are converted once. Values of other types are not, because 1 == True, and their texts differ.
-    name_by_value = {value: texts.to_canonical_text(value) for value in set(values)} if types == {str} else None
-    names = [texts.to_canonical_text(value) if name_by_value is None else name_by_value[value] for value in values]
+    # Equal texts are converted once. Values of other types may be no keys of a dictionary.
+    name_by_value = {value: format_unit_id(value) for value in set(values)} if types == {str} else None
+    names = [format_unit_id(value) if name_by_value is None else name_by_value[value] for value in values]
     if not _MISSING_NAMES.isdisjoint(names):
         fix = "Fill them in, or leave out these records, and read the column with dtype=str or, with pandas, as Int64."
         raise checks.error(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)
@@ -88,6 +89,21 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
         fix = "Give the ids as texts, or read their column anew with dtype=str or, with pandas, as Int64."
         raise checks.error(key, kind, message, fix)
     return np.array(names, dtype=str).view(UnitIds)
+
+
+def format_unit_id(value: Any) -> str:
+    """Format an id by its value, so that one odd id, which changes the type of the column, renames no other unit.
+
+    The canonical text, and for integers without a plus sign and without leading zeros: software reads a column of 007
+    and 008 as integers, unless one id is a word. A boolean has the name of the integer. Units that merge are one unit.
+    """
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    text = texts.to_canonical_text(value)
+    if (integer := _INTEGER_PATTERN.fullmatch(text)) is None:
+        return texts.replace_boolean(text)
+    sign, digits = integer.groups()
+    return f"-{digits}" if sign == "-" and digits != "0" else digits
 
 
 def _get_kind(value_type: type) -> str:

@@ -5,6 +5,8 @@ therefore have one key in every type that can hold it.
 """
 
 import datetime
+import decimal
+import io
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,8 @@ import pytest
 
 from pate_torch.data.table_files import read_table
 from pate_torch.data.tabular import _make_row_ids
-from pate_torch.privacy.schema import make_key, to_text_columns
+from pate_torch.privacy.schema import TableSchema, make_key, to_text_columns
+from pate_torch.privacy.unit_ids import parse_unit_ids
 
 DAY, SECOND = pd.Timedelta(days=1), pd.Timedelta(seconds=1)
 DAYS = pd.Series(pd.to_datetime(["2020-01-01", "1969-12-31", "2024-02-29"]))
@@ -25,6 +28,11 @@ COLUMNS = {
     "unsigned integers, one is negative": (pd.Series([1, 2**63 + 5], dtype="uint64"), [-1]),
     "single precision, one is double": (pd.Series(SINGLE), [0.3]),
     "half precision, one is single": (pd.Series(np.float16([0.5, 2.5, 1000])), np.float32([0.3])),
+    "numbers with a missing one, one has a fraction": (pd.Series([1.5, np.nan, 3]), [0.25]),
+    "decimals, one is finer": (
+        pd.Series([decimal.Decimal(c) for c in ("0.05", "0.70", "0.00")]),
+        [decimal.Decimal("1E-12")],
+    ),
     "booleans, one is missing": (pd.Series([True, False]), [None]),
     "days, one has a time": (DAYS, [pd.Timestamp("2020-05-05 10:11:12")]),
     "days, one has a fraction of a second": (DAYS, [pd.Timestamp("2020-05-05 10:11:12.123456789")]),
@@ -91,8 +99,56 @@ def test_booleans_among_integers_are_integers(tmp_path):
         assert truths == get_keys(pd.Series(np.array([True, False, 2])), tmp_path, route)[:2]
 
 
+READ = {
+    "booleans of R and Excel": ["TRUE", "FALSE", "TRUE"],
+    "booleans in lower case": ["true", "false"],
+    "numbers of Java": ["1.0E7", "2.5E-3", "1.0E10"],
+    "exponents": ["1e5", "1E+05", "3e-2"],
+    "short decimals": [".5", "5.", "-.25"],
+    "infinite numbers": ["inf", "-Infinity", "1.5", "1e400"],
+    "leading zeros": ["007", "+3", "000", "-0"],
+    "minutes": ["2020-01-05 10:00", "2020-01-06 23:59"],
+}
+"""Texts of which ``pandas.read_csv`` makes booleans, numbers or times, unless one cell of the column is odd."""
+
+
+def read_by_pandas(texts):
+    return pd.read_csv(
+        io.StringIO("\n".join(["value", *texts])), parse_dates=["value"] if " " in texts[0] else None
+    ).value
+
+
+@pytest.mark.parametrize("route", ["memory", "csv", "parquet"])
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.filterwarnings("ignore:Could not infer format")
+def test_an_odd_cell_of_a_file_that_pandas_reads_changes_no_other_key(name, route, tmp_path):
+    read, raw = read_by_pandas(READ[name]), read_by_pandas([*READ[name], "odd"])
+    assert read.dtype != raw.dtype
+    assert get_keys(raw, tmp_path, route)[:-1] == get_keys(read, tmp_path, route)
+
+
+def test_an_odd_id_renames_no_other_unit():
+    for ids in (
+        ["000001", "000002", "10"],
+        ["+1", "-2", "-0"],
+        ["TRUE", "FALSE"],
+        ["2020-01-05 10:00", "2020-01-06 00:00"],
+    ):
+        read, raw = read_by_pandas(ids), read_by_pandas([*ids, "A1"])
+        names = parse_unit_ids("groups", read, len(ids)).tolist()
+        assert parse_unit_ids("groups", raw, len(raw)).tolist() == [*names, "A1"]
+        assert len(set(names)) == len(ids)
+    truths = [parse_unit_ids("groups", np.array([True, False, *odd]), 2 + len(odd)).tolist() for odd in ([], [2])]
+    assert truths[0] == truths[1][:2]
+
+
+def test_an_integer_among_booleans_changes_no_schema():
+    truths, numbers = np.array([True, False, False]), np.array([True, False, False, 2])[:3]
+    assert TableSchema.from_public({"flag": truths}) == TableSchema.from_public({"flag": numbers})
+
+
 def test_different_values_have_different_keys(tmp_path):
     for name, (column, _) in COLUMNS.items():
-        keys = get_keys(column, tmp_path, "memory")
-        assert len(set(keys)) == len(column) and "" not in keys, name
-    assert len(set(map(make_key, [0.1, 0.2, "0.10000001", 1, "1_0", "12e3", "12000", "", "True!"]))) == 9
+        keys = get_keys(column.dropna(), tmp_path, "memory")
+        assert len(set(keys)) == column.count() and "" not in keys, name
+    assert len(set(map(make_key, [0.1, 0.2, "0.10000001", 1, "1_0", "12e3", "1200", "", "True!"]))) == 9

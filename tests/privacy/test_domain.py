@@ -137,9 +137,10 @@ PUBLIC = {
 def test_a_domain_is_read_off_public_rows(monkeypatch):
     monkeypatch.setattr("pate_torch.privacy.domain.NUM_BINS", 4)
     columns = {column.name: column for column in TableDomain.from_public(PUBLIC).columns}
-    kinds = dict(zip(PUBLIC, ("integer", "category", "real", "date", "boolean", "category"), strict=True))
+    kinds = dict(zip(PUBLIC, ("integer", "category", "real", "date", "category", "category"), strict=True))
     assert {name: column.kind for name, column in columns.items()} == kinds
     assert columns["ward"].values == ("3", "a", "b") and columns["grade"].values == ("1", "2", "3")
+    assert columns["ill"].values == ("0", "1")  # as if one cell had turned the booleans into integers
     assert columns["age"].edges == (20, 34, 49, 64, 79) and columns["weight"].edges[::4] == (40, 90)
     for name in ("age", "weight"):  # bins of about equally many public numbers, none beyond them
         numbers = [value for value in PUBLIC[name] if value is not None]
