@@ -259,12 +259,11 @@ class FileSource(DatasetSource):
     def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
         """Return the class names, and the class of each record, int64 [N], with -1 for an unknown label."""
         labels = [label for file in files.values() for label in file.labels]
-        name_by_label = {label: normalize_class_name(label) for label in set(labels)}
+        key_by_label = {label: make_key(label) for label in set(labels)}
         public_rows = np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()
-        class_names = build_class_list(self.classes, {name_by_label[labels[row]] for row in public_rows})
+        class_names = build_class_list(self.classes, {key_by_label[labels[row]] for row in public_rows})
         code_by_key = {make_key(value): code for code, value in enumerate(class_names)}
-        code_by_label = {label: code_by_key.get(make_key(label), -1) for label in name_by_label}
-        return class_names, torch.tensor([code_by_label[label] for label in labels])
+        return class_names, torch.tensor([code_by_key.get(key_by_label[label], -1) for label in labels])
 
     def _make_point_names(
         self, files: dict[int, FileRecords], points: Points, public: np.ndarray, public_x: Tensor
@@ -297,9 +296,12 @@ def _gather_usable(
     return _gather_usable(points, np.sort(rows[order][is_usable]), y_N, num_dropped, is_shuffled=is_shuffled)
 
 
-def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iterable[str]) -> tuple[str, ...]:
-    """Return the declared classes, which must include all public labels, or the sorted public labels if None."""
-    public_classes = set(public_labels) - {""}
+def build_class_list(declared_classes: Iterable[Any] | None, public_keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the declared classes, or the sorted keys of the public labels if None (``make_key``).
+
+    The declared classes must include all public labels.
+    """
+    public_classes = set(public_keys) - {""}
     if declared_classes is None:
         is_numeric = all(is_number(name) for name in public_classes)
         classes = tuple(sorted(public_classes, key=float) if is_numeric else sorted(public_classes))
@@ -309,9 +311,10 @@ def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iter
             raise checks.error("dataset.classes", None, message, fix)
         return classes
     classes = tuple(normalize_class_name(value) for value in checks.collection("dataset.classes", declared_classes))
-    if len(classes) < 2 or len(set(classes)) < len(classes):
+    keys = set(map(make_key, classes))
+    if len(classes) < 2 or len(keys) < len(classes):
         raise checks.error("dataset.classes", list(classes), "must list at least two different classes")
-    if unknown_classes := sorted(public_classes - set(classes)):
+    if unknown_classes := sorted(public_classes - keys):
         message = f"lacks classes of public records: {unknown_classes[:10]}"
         fix = "Add these classes, or remove their records from the public data."
         raise checks.error("dataset.classes", list(classes), message, fix)

@@ -125,6 +125,9 @@ def test_equal_records_share_a_role_classes_have_an_order_and_the_pool_is_not_so
     """Image folders come class by class; a strategy that follows the pool's order must not see one class only."""
     assert build_class_list(None, ["10", "9", "-1"]) == ("-1", "9", "10")
     assert build_class_list([1, -1], ["1"]) == ("1", "-1")
+    assert build_class_list(["TRUE", "FALSE"], ["1", "0"]) == ("TRUE", "FALSE")
+    with pytest.raises(ValueError, match="different classes"):
+        build_class_list(["TRUE", "1"], ["1"])
     frame = table()[["age", "height", "label"]]
     data = Csv(path=write(pd.concat([frame, frame]), tmp_path / "t.csv")).load()
     assert set(map(len, index_by_unit(data.private).values())) == {2}
