@@ -176,13 +176,23 @@ def _to_texts(name: str, column: pa.Array) -> pa.Array:
             numbers = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).to_pylist()
             return pa.array(["" if n is None else str(n / 10**6) for n in numbers], pa.string())
         if pa.types.is_decimal(column.type) or pa.types.is_floating(column.type):
-            numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-            return pa.array(texts.format_numbers(numbers), pa.string())
+            return pa.array(texts.format_numbers(_to_doubles(column)), pa.string())
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")
         return pc.fill_null(column.cast(pa.string()), "")
     except pa.ArrowNotImplementedError as error:
         raise ValueError(f"column {name!r} of type {column.type} must hold one plain value in each row") from error
+
+
+def _to_doubles(column: pa.Array) -> np.ndarray:
+    """Convert numbers of any type to float64 [N], with NaN for null.
+
+    Decimals are parsed from their texts. Arrow would divide them by a power of ten, which all cells of the column set,
+    and the rounding of the quotient would depend on it.
+    """
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.string())
+    return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,9 +6,12 @@ import gzip
 import io
 import lzma
 import re
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -220,3 +223,21 @@ def test_a_cell_keeps_its_byte_order_mark_at_any_place_of_a_block(tmp_path):
     for first in (0, 1):
         file.write_text("\n".join(["a,b", *rows[first:], ""]), encoding="utf-8")
         assert read_table("path", file, ",")["a"][count - first].as_py() == "\ufeffmarked"
+
+
+def write_column(file, name, cells, **columns):
+    """Write a Parquet column of the type that Arrow chooses by all cells. Return the type."""
+    table = pa.table(columns | {name: cells})
+    pq.write_table(table, file)
+    return table.schema.field(name).type
+
+
+@pytest.mark.parametrize("odd", ["1E-12", "1E-30", "1E-60", "12345678901234567890.5", "-1E+20"])
+def test_the_text_of_a_decimal_depends_on_no_other_decimal(odd, tmp_path):
+    file, cells = tmp_path / "t.parquet", [Decimal(i) / 100 for i in range(1, 100)]
+    cells += [None, Decimal("12000"), Decimal("-0.05"), Decimal("0.00"), Decimal("123456789.125")]
+    first_type = write_column(file, "price", cells)
+    texts = read_table("path", file, ",")["price"].to_pylist()
+    assert texts == ["" if cell is None else repr(float(cell)) for cell in cells]
+    assert write_column(file, "price", [*cells, Decimal(odd)]) != first_type
+    assert read_table("path", file, ",")["price"].to_pylist() == [*texts, repr(float(odd))]
