@@ -11,7 +11,7 @@ import lzma
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +31,10 @@ from pate_torch.privacy.unit_ids import parse_unit_ids
 _DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN_QUOTE_MESSAGE = "a quote is left open (write a quote within a value twice, and each value on one line)"
 _BLOCK_ROWS = 1024  # vectors that are read at a time
+_INDEX_PATTERN = re.compile(r"__index_level_\d+__")
+"""Pattern of the name under which pandas stores an unnamed index, as a column of positions.
+
+One removed row would change all later positions."""
 _UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
 Table = dict[str, pa.ChunkedArray]
@@ -152,8 +156,7 @@ def _open_text(file: Path) -> IO[str]:
 def _iterate_parquet(file: Path, id_column: str | None) -> Iterator[Table]:
     parquet = pq.ParquetFile(file, buffer_size=1 << 16)  # without a buffer, whole row groups are read
     names = parquet.schema_arrow.names
-    # pandas stores an unnamed index as a column of positions. One removed row would change all later positions.
-    indices = [i for i, name in enumerate(names) if not re.fullmatch(r"__index_level_\d+__", name)]
+    indices = [i for i, name in enumerate(names) if not _INDEX_PATTERN.fullmatch(name)]
     _check_header([names[i] for i in indices])
     for batch in parquet.iter_batches(count_block_rows(len(names))):
         columns = {names[i]: batch.column(i) for i in indices}
@@ -218,20 +221,23 @@ class Vectors:
         return torch.from_numpy(x)
 
 
-def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> Vectors:
+def read_vectors(
+    file: Path, id_column: str, declared_ids: list[str] | None, unused_columns: Collection[str] = ()
+) -> Vectors:
     """Read the ids and check the vectors.
 
     Args:
         file: .npy [N, D]; .safetensors with ``embeddings`` [N, D] and optionally integers ``id`` [N]; or .parquet with
-            a column ``embedding`` of lists, or else columns of floating-point numbers.
+            a column ``embedding`` of lists, or else columns of numbers.
         id_column: Column of the ids in a Parquet file.
         declared_ids: Ids in the order of the vectors. None if the file of vectors holds the ids.
+        unused_columns: Other columns of a Parquet file that are no numbers of the vectors.
     """
     key = "dataset.vectors"
     if file.suffix not in (".npy", ".safetensors", ".parquet"):
         raise checks.error(key, str(file), "must be .npy, .safetensors or .parquet")
     try:
-        ids, width, iterate_blocks = _open_vectors(file, id_column)
+        ids, width, iterate_blocks = _open_vectors(file, id_column, unused_columns)
         with np.errstate(over="ignore"):
             finite_parts = [np.isfinite(block.astype(np.float32, copy=False)).all(1) for block in iterate_blocks()]
     except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
@@ -246,7 +252,9 @@ def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> 
     return Vectors(ids, is_finite_N, iterate_blocks, width)
 
 
-def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Callable[[], Iterator[np.ndarray]]]:
+def _open_vectors(
+    file: Path, id_column: str, unused_columns: Collection[str]
+) -> tuple[list[str] | None, int, Callable[[], Iterator[np.ndarray]]]:
     """Return the ids, or None if the file has none, the width of the vectors, and ``Vectors.iterate_blocks``."""
     ids: list[str] | None = None
     if file.suffix == ".parquet":
@@ -254,7 +262,7 @@ def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Ca
         if id_column in names:
             column = pq.read_table(file, columns=[id_column]).column(0)
             ids = parse_unit_ids(f"column {id_column}", column.to_pylist(), len(column)).tolist()
-        return ids, *_open_parquet_vectors(file, id_column)
+        return ids, *_open_parquet_vectors(file, {id_column, *unused_columns})
 
     def load() -> dict[str, Any]:
         return {"embeddings": np.load(file, mmap_mode="r")} if file.suffix == ".npy" else read_tensors(file)
@@ -265,7 +273,8 @@ def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Ca
     array = tensors["embeddings"]
     if "id" in tensors:
         ids = [str(value) for value in tensors["id"].tolist()]
-    shape, is_float = tuple(array.shape), isinstance(array, Tensor) or np.issubdtype(array.dtype, np.floating)
+    shape, is_tensor = tuple(array.shape), isinstance(array, Tensor)
+    is_float = array.is_floating_point() if is_tensor else np.issubdtype(array.dtype, np.floating)
     if not is_float or len(shape) != 2:
         raise ValueError(f"it must hold floating-point vectors [N, D], not {array.dtype} {shape}")
 
@@ -277,30 +286,56 @@ def _open_vectors(file: Path, id_column: str) -> tuple[list[str] | None, int, Ca
     return ids, shape[1], iterate_blocks
 
 
-def _open_parquet_vectors(file: Path, id_column: str) -> tuple[int, Callable[[], Iterator[np.ndarray]]]:
+def _open_parquet_vectors(file: Path, unused_columns: set[str]) -> tuple[int, Callable[[], Iterator[np.ndarray]]]:
     schema = pq.read_schema(file)
-    columns = [field.name for field in schema if pa.types.is_floating(field.type) and field.name != id_column]
     is_list = "embedding" in schema.names
-    if not is_list and not columns:
-        raise ValueError("it has neither a column 'embedding' nor columns of floating-point numbers")
+    columns = _select_vector_columns(schema, unused_columns)
 
     def iterate_batches() -> Iterator[pa.RecordBatch]:
         parquet_file = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
-        return parquet_file.iter_batches(_BLOCK_ROWS, columns=["embedding"] if is_list else columns)
+        return parquet_file.iter_batches(_BLOCK_ROWS, columns=columns)
 
     def iterate_blocks() -> Iterator[np.ndarray]:
         for batch in iterate_batches():
             if not is_list:
-                yield np.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], 1)
+                yield np.stack([_to_singles(batch.column(name)) for name in columns], 1)
                 continue
             lists = batch.column(0)
             if not pc.all(pc.equal(pc.list_value_length(lists), width), min_count=0).as_py():
                 raise ValueError("its vectors differ in length")
             block = np.full((len(lists), width), np.nan, dtype=np.float32)
-            values = lists.flatten().to_numpy(zero_copy_only=False)
-            block[lists.is_valid().to_numpy(zero_copy_only=False)] = values.reshape(-1, width)
+            block[lists.is_valid().to_numpy(zero_copy_only=False)] = _to_singles(lists.flatten()).reshape(-1, width)
             yield block
 
     widths = (pc.max(pc.list_value_length(batch.column(0))).as_py() for batch in iterate_batches() if is_list)
     width = next(filter(None, widths), 0) if is_list else len(columns)
     return width, iterate_blocks
+
+
+def _select_vector_columns(schema: pa.Schema, unused_columns: set[str]) -> list[str]:
+    """Select columns by their names alone, because one odd cell can change the type of a column."""
+    if "embedding" in schema.names:
+        kind = schema.field("embedding").type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        if not is_list or not _is_numeric(kind.value_type):
+            raise ValueError(f"column 'embedding' of type {kind} must hold lists of numbers")
+        return ["embedding"]
+    columns = [name for name in schema.names if name not in unused_columns and not _INDEX_PATTERN.fullmatch(name)]
+    if not columns:
+        raise ValueError("it has neither a column 'embedding' nor columns of numbers")
+    for name in columns:
+        if not _is_numeric(schema.field(name).type):
+            fix = "drop the column from the file, or list it in dataset.ignore"
+            raise ValueError(f"column {name!r} of type {schema.field(name).type} holds no numbers: {fix}")
+    return columns
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return is_number or pa.types.is_boolean(kind)
+
+
+def _to_singles(column: pa.Array) -> np.ndarray:
+    """Convert numbers of any type to float32 [N] by way of float64, which each type of number can become."""
+    with np.errstate(over="ignore"):
+        return _to_doubles(column).astype(np.float32)

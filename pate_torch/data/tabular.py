@@ -237,6 +237,7 @@ class Embeddings(TableSource):
     Attributes:
         vectors: File of the vectors of all ids (``read_vectors``).
         ids: Text file of ids, one in each line, in the order of the vectors. None if the file of vectors holds the ids.
+        ignore: Columns to leave out of vectors that are columns of a Parquet file, beside id, label and group.
         encoder: Declared facts (``ENCODER_KEYS``) about the encoder, for the privacy statement.
     """
 
@@ -244,6 +245,7 @@ class Embeddings(TableSource):
     id: str | None = "id"
     vectors: str | None = None
     ids: str | None = None
+    ignore: Sequence[str] = ()
     encoder: Mapping[str, Any] | None = None
 
     required_columns = ("label", "id")
@@ -251,6 +253,7 @@ class Embeddings(TableSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.nonempty_string("dataset.id", self.id)
+        checks.collection("dataset.ignore", self.ignore)
         checks.optional(checks.mapping, "dataset.encoder", self.encoder)
         for key in self.encoder or ():
             checks.one_of("dataset.encoder", key, ENCODER_KEYS)
@@ -266,7 +269,8 @@ class Embeddings(TableSource):
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         path, id_column = resolve_path("dataset.vectors", self.vectors, self.root), str(self.id)
-        vectors = read_vectors(path, id_column, None if self.ids is None else self._read_ids())
+        unused_columns = [name for name in (self.label, self.group, *self.ignore) if name is not None]
+        vectors = read_vectors(path, id_column, None if self.ids is None else self._read_ids(), unused_columns)
         record_ids = [format_unit_id(name) for name in _concatenate_column(files, id_column).to_pylist()]
         row_N = pc.fill_null(pc.index_in(pa.array(record_ids), pa.array(vectors.ids)), -1).to_numpy()
         is_missing_N = ((row_N < 0) | ~vectors.is_finite_N[row_N]) & np.isin(role_N, self._public_roles)

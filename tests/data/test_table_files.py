@@ -166,8 +166,11 @@ def folder(tmp_path_factory):
     (path / "v.txt").write_text("1 2 3")
     (path / "broken.npy").write_bytes(b"nothing")
     save_file({"vectors": torch.zeros(2, 2)}, path / "v.safetensors")
+    save_file({"embeddings": torch.ones(2, 2, dtype=torch.int64)}, path / "whole.safetensors")
     pd.DataFrame({"key": ["0", "1"], "embedding": [[1.0, 2.0], [1.0]]}).to_parquet(path / "uneven.parquet")
-    pd.DataFrame({"key": ["0"], "name": ["x"]}).to_parquet(path / "words.parquet")
+    pd.DataFrame({"key": ["0"], "name": ["x"], "v": [1.0]}).to_parquet(path / "words.parquet")
+    pd.DataFrame({"key": ["0"], "embedding": [["1.5"]]}).to_parquet(path / "texts.parquet")
+    pd.DataFrame({"key": ["0"]}).to_parquet(path / "nothing.parquet")
     return path
 
 
@@ -187,7 +190,10 @@ IDS = [str(i) for i in range(COUNT)]
         ("whole.npy", IDS, "not int64"),
         ("v.safetensors", None, "no tensor 'embeddings', but vectors"),
         ("uneven.parquet", None, "differ in length"),
-        ("words.parquet", None, "neither a column 'embedding' nor columns of floating-point"),
+        ("whole.safetensors", None, "not torch.int64"),
+        ("words.parquet", None, "column 'name' of type .*string holds no numbers: drop .* in dataset.ignore"),
+        ("texts.parquet", None, "column 'embedding' of type list<.*string> must hold lists of numbers"),
+        ("nothing.parquet", None, "neither a column 'embedding' nor columns of numbers"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(name, ids, message, folder):
@@ -241,3 +247,39 @@ def test_the_text_of_a_decimal_depends_on_no_other_decimal(odd, tmp_path):
     assert texts == ["" if cell is None else repr(float(cell)) for cell in cells]
     assert write_column(file, "price", [*cells, Decimal(odd)]) != first_type
     assert read_table("path", file, ",")["price"].to_pylist() == [*texts, repr(float(odd))]
+
+
+WHOLE = [0, 1, -7, 16_777_217, 2**53 + 2**29 + 1, None]
+NUMBER_TYPES = [pa.int64(), pa.float64(), pa.decimal128(38, 3), pa.decimal256(60, 9)]
+
+
+def read_all(file, count, **options):
+    vectors = read_vectors(file, "key", [str(i) for i in range(count)], **options)
+    return vectors.gather(np.arange(count)).numpy()
+
+
+def test_a_column_of_vectors_is_chosen_by_its_name_and_not_by_its_type(tmp_path):
+    file, fixed = tmp_path / "v.parquet", {"label": pa.array([1] * 6), "t.v": pa.array(np.arange(6.0))}
+    fixed["__index_level_0__"] = pa.array(np.arange(6.0))  # of rows that were selected by positions
+    expected = np.stack([np.arange(6), np.array(WHOLE, np.float64)], 1).astype(np.float32)
+    for kind in NUMBER_TYPES:
+        pq.write_table(pa.table(fixed | {"t": pa.array(WHOLE, pa.int64()).cast(kind, safe=False)}), file)
+        np.testing.assert_array_equal(read_all(file, 6, unused_columns=["label"]), expected)
+        assert read_all(file, 6, unused_columns=["label", "t"]).shape == (6, 1)
+    truths = [pa.array([True, False, None]), pa.array([1, 0, None]), pa.array([1, 0, None], pa.float32())]
+    for column in truths:
+        pq.write_table(pa.table({"t": column}), file)
+        np.testing.assert_array_equal(read_all(file, 3), np.float32([[1], [0], [np.nan]]))
+
+
+@pytest.mark.parametrize("whole", [WHOLE, WHOLE[:-1]])
+@pytest.mark.parametrize("make", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)])
+def test_lists_of_all_numbers_are_read_alike(make, whole, tmp_path):
+    file, pairs = tmp_path / "v.parquet", [*([number, 1] for number in whole), None, [2, 3]]
+    expected = np.array([[np.nan] * 2 if pair is None else pair for pair in pairs], np.float64).astype(np.float32)
+    for kind in NUMBER_TYPES:
+        lists = [
+            None if pair is None else pa.array(pair, pa.int64()).cast(kind, safe=False).to_pylist() for pair in pairs
+        ]
+        pq.write_table(pa.table({"embedding": pa.array(lists, make(kind))}), file)
+        np.testing.assert_array_equal(read_all(file, len(pairs)), expected)

@@ -234,6 +234,28 @@ def test_vectors_are_joined_by_id_whatever_their_order(tmp_path, kind, id_table)
     assert torch.allclose(z.mean(0), torch.zeros(WIDTH), atol=1e-5) and float(z.square().mean()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("odd", [None, 0.5])
+@pytest.mark.parametrize("column", ["tokens", "kind"])
+def test_an_odd_cell_beside_the_vectors_changes_no_other_vector(column, odd, tmp_path):
+    """A missing cell makes floating-point numbers of a whole column of integers."""
+    frame = pd.DataFrame(
+        {"key": IDS, "kind": np.arange(COUNT) % 2, "tokens": np.arange(COUNT), "v": np.arange(COUNT) / 7}
+    )
+    path, file = write(frame, tmp_path / "t.csv"), tmp_path / "v.parquet"
+
+    def load(vectors, **options):
+        vectors.to_parquet(file)
+        private = embeddings(path, vectors=str(file), classes=[0, 1], **options).load().private
+        return dict(zip(private.unit_id.tolist(), map(tuple, private.x.tolist()), strict=True))
+
+    points = load(frame)
+    assert {len(point) for point in points.values()} == {2}
+    row = next(i for i in range(COUNT) if (i, np.float32(i / 7)) in points.values())  # of a private record
+    more = load(changed_cell(frame, column, row, odd).astype({column: float}))
+    assert more.keys() == points.keys() and sum(more[name] != points[name] for name in points) <= 1
+    assert {len(point) for point in load(frame, ignore=["tokens"]).values()} == {1}
+
+
 @pytest.mark.parametrize("kind", ["csv", "text", "embeddings"])
 def test_a_row_whose_id_occurs_is_a_record_of_its_own(kind, tmp_path):
     """Such a row displaces no other row, and moves none to another shard."""
