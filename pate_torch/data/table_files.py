@@ -55,6 +55,7 @@ def iterate_tables(
     columns: Sequence[str] | None = None,
     quotes: bool = True,
     id_column: str | None = None,
+    text_column: str | None = None,
 ) -> Iterator[Table]:
     """Read a CSV or Parquet file in blocks of ``count_block_rows`` rows.
 
@@ -65,11 +66,15 @@ def iterate_tables(
         columns: Names of the columns of a CSV file without a header line.
         quotes: Whether quotation marks enclose values of a CSV file. If False, quotes are ordinary characters.
         id_column: Column of a Parquet file that is not converted to text, because unit ids of some types are refused.
+        text_column: Column that a Parquet file must hold as text. The texts of other types are no cell's own.
     """
     block: Table = {}
     try:
         is_parquet = file.suffix in (".parquet", ".pq")
-        blocks = _iterate_parquet(file, id_column) if is_parquet else _iterate_csv(file, separator, columns, quotes)
+        if is_parquet:
+            blocks = _iterate_parquet(file, id_column, text_column)
+        else:
+            blocks = _iterate_csv(file, separator, columns, quotes)
         for block in blocks:
             yield block
     except UnicodeDecodeError as error:
@@ -153,15 +158,24 @@ def _open_text(file: Path) -> IO[str]:
     return io.TextIOWrapper(decompress(file, "rb"), encoding="utf-8-sig")
 
 
-def _iterate_parquet(file: Path, id_column: str | None) -> Iterator[Table]:
+def _iterate_parquet(file: Path, id_column: str | None, text_column: str | None) -> Iterator[Table]:
     parquet = pq.ParquetFile(file, buffer_size=1 << 16)  # without a buffer, whole row groups are read
     names = parquet.schema_arrow.names
     indices = [i for i, name in enumerate(names) if not _INDEX_PATTERN.fullmatch(name)]
     _check_header([names[i] for i in indices])
+    if text_column is not None and text_column in names:
+        _check_text_type(text_column, parquet.schema_arrow.field(text_column).type)
     for batch in parquet.iter_batches(count_block_rows(len(names))):
         columns = {names[i]: batch.column(i) for i in indices}
         texts_by_name = {name: c if name == id_column else _to_texts(name, c) for name, c in columns.items()}
         yield {name: pa.chunked_array([column]) for name, column in texts_by_name.items()}
+
+
+def _check_text_type(name: str, kind: pa.DataType) -> None:
+    """Refuse numbers as texts: one missing number changes the type of all, and "1841" becomes "1841.0"."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):
+        raise ValueError(f"column {name!r} of type {kind} holds no texts: write the column as text")
 
 
 def _to_texts(name: str, column: pa.Array) -> pa.Array:

@@ -68,13 +68,19 @@ class TableSource(FileSource):
         return super()._has_unnamed_records and not self.id
 
     @property
+    def _text_column(self) -> str | None:
+        """Column of texts, which a Parquet file must hold as text."""
+        return None
+
+    @property
     def _text_columns(self) -> tuple[str, ...]:
         """Columns in which different texts are different values, such as "7" and "7.0"."""
-        return () if self.id is None else (self.id,)
+        return tuple(name for name in (self.id, self._text_column) if name is not None)
 
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
         id_key, id_column = ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
-        table = read_table(key, path, self.separator, columns=self.columns, quotes=self.quotes, id_column=id_column)
+        options = {"columns": self.columns, "quotes": self.quotes, "text_column": self._text_column}
+        table = read_table(key, path, self.separator, id_column=id_column, **options)
         if role == PUBLIC and self.test_path and self.label not in table:
             table[self.label] = pa.chunked_array([[""] * count_rows(table)])
         # A file of another separator seems to have one column.
@@ -209,8 +215,8 @@ class Text(TableSource):
         checks.one_of("dataset.empty", self.empty, ("error", "drop"))
 
     @property
-    def _text_columns(self) -> tuple[str, ...]:
-        return (*super()._text_columns, self.column)
+    def _text_column(self) -> str:
+        return self.column
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         column = _concatenate_column(files, self.column).to_pylist()

@@ -283,3 +283,21 @@ def test_lists_of_all_numbers_are_read_alike(make, whole, tmp_path):
         ]
         pq.write_table(pa.table({"embedding": pa.array(lists, make(kind))}), file)
         np.testing.assert_array_equal(read_all(file, len(pairs)), expected)
+
+
+@pytest.mark.parametrize("cells", [[1841, 7], [1841, None], [True, False], [Decimal("1.5")], [b"a"]])
+def test_a_column_of_texts_must_be_written_as_text(cells, tmp_path):
+    file = tmp_path / "t.parquet"
+    for column in (pa.array(cells), pa.array(cells).dictionary_encode()):
+        write_column(file, "text", column)
+        check_refused(
+            file,
+            rf"column 'text' of type {re.escape(str(pa.array(cells).type))} holds no texts: write",
+            text_column="text",
+        )
+    kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+    for column in [*(pa.array(["1841", None], kind) for kind in kinds), pa.nulls(2)]:
+        write_column(file, "text", column, other=pa.array([1, 2]))
+        table = read_table("path", file, ",", text_column="text")
+        expected = ["1841" if column[0].is_valid else "", ""]
+        assert to_lists(table) == {"text": expected, "other": ["1", "2"]} and table["text"].type == pa.string()

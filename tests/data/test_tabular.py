@@ -189,6 +189,15 @@ def test_texts_are_refused_clearly(tmp_path, body, options, message):
         text(write_mails(tmp_path, body=[body, "x"] * 45)[1], **options).load()
 
 
+@pytest.mark.parametrize("body", [np.arange(COUNT), np.where(np.arange(COUNT) > 0, np.arange(COUNT), np.nan)])
+def test_numbers_of_a_parquet_file_are_no_texts(body, tmp_path):
+    path = write_mails(tmp_path, ".parquet", body=body)[1]
+    for options in ({}, {"group": "user"}, {"id": "key"}):
+        with pytest.raises(ValueError, match=r"^dataset\.path=.*column 'body' of type .* write the column as text"):
+            text(path, **options).load()
+    Csv(path=path, label="kind", id="key", ignore=["user"], missing="drop").load()  # numbers are features
+
+
 IDS = [str(i) for i in range(COUNT)]
 
 
