@@ -164,14 +164,14 @@ def _iterate_parquet(file: Path, id_column: str | None, text_column: str | None)
     indices = [i for i, name in enumerate(names) if not _INDEX_PATTERN.fullmatch(name)]
     _check_header([names[i] for i in indices])
     if text_column is not None and text_column in names:
-        _check_text_type(text_column, parquet.schema_arrow.field(text_column).type)
+        check_text_type(text_column, parquet.schema_arrow.field(text_column).type)
     for batch in parquet.iter_batches(count_block_rows(len(names))):
         columns = {names[i]: batch.column(i) for i in indices}
         texts_by_name = {name: c if name == id_column else _to_texts(name, c) for name, c in columns.items()}
         yield {name: pa.chunked_array([column]) for name, column in texts_by_name.items()}
 
 
-def _check_text_type(name: str, kind: pa.DataType) -> None:
+def check_text_type(name: str, kind: pa.DataType) -> None:
     """Refuse numbers as texts: one missing number changes the type of all, and "1841" becomes "1841.0"."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):

@@ -24,7 +24,7 @@ DATA_ARGUMENTS: tuple[Argument, ...] = (
 
 
 def make_data_reader(parsed: argparse.Namespace) -> Any:
-    """Make the function that reads the private data, given ``label`` and ``unit`` of ``points.read_columns``."""
+    """Make the function that reads the private data, given ``label``, ``unit`` and ``text`` of ``read_columns``."""
     from pate_torch.sites.points import read_columns
 
     return partial(read_columns, "data", parsed.data, parsed.separator, pattern=parsed.group)

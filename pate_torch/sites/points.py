@@ -24,7 +24,7 @@ from pate_torch.data.base import compute_normalization, make_encoded_spec
 from pate_torch.data.encoded_dataset import encode_by_role
 from pate_torch.data.image_folder import RESIZE_METHOD, list_image_files, parse_unit_name
 from pate_torch.data.streams import PointForm, PointStream
-from pate_torch.data.table_files import read_table
+from pate_torch.data.table_files import check_text_type, read_table
 from pate_torch.data.tabular import encode_text_column
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.privacy.records import DataSpec, EncoderCard
@@ -39,7 +39,14 @@ Encode = Callable[[Tensor], Tensor]
 
 
 def read_columns(
-    key: str, path: Path, separator: str = ",", *, label: str = "", unit: str | None = None, pattern: str | None = None
+    key: str,
+    path: Path,
+    separator: str = ",",
+    *,
+    label: str = "",
+    unit: str | None = None,
+    text: str | None = None,
+    pattern: str | None = None,
 ) -> dict[str, Any]:
     """PRIVATE. Read a table, images in folders that are named by their classes, or arrays, as {column: cells}.
 
@@ -50,6 +57,7 @@ def read_columns(
         separator: Separator of a CSV file.
         label: Name of the column of the class, which is made for a folder of images.
         unit: Name of the column of the unit, which is made for a folder of images. None if each record is a unit.
+        text: Name of the column of texts, which must hold text in .npz and Parquet files. None if points are no texts.
         pattern: Regular expression that finds the unit in the name of an image file. None if each record is a unit.
     """
     if path.is_dir():
@@ -59,12 +67,15 @@ def read_columns(
             columns[unit] = pa.array([parse_unit_name(file, pattern, "group") for file in files], pa.string())
         return {IMAGE: path, **columns}
     if path.suffix not in (".npy", ".npz"):
-        return dict(read_table(key, path, separator, id_column=unit))
+        return dict(read_table(key, path, separator, id_column=unit, text_column=text))
     try:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             arrays = {IMAGE: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-        return {name: array if name == IMAGE else pa.array(array) for name, array in arrays.items()}
+        columns = {name: array if name == IMAGE else pa.array(array) for name, array in arrays.items()}
+        if text is not None and text in columns:
+            check_text_type(text, columns[text].type)
+        return columns
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise checks.error(key, str(path), f"is not a readable .npy or .npz file ({error})") from error
 

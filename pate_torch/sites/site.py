@@ -91,8 +91,8 @@ class Site:
         Args:
             round_raw: Bytes of the round file.
             public_raw: Bytes of the public file that the round file names.
-            data: PRIVATE. {column: cells}, or a function that reads it, whose arguments are the columns of the class
-                and of the unit, ``label`` and ``unit``. Nothing is read for a round that was answered.
+            data: PRIVATE. {column: cells}, or a function that reads it, whose arguments ``label``, ``unit`` and
+                ``text`` name the columns of class, unit and texts. Nothing is read for a round that was answered.
             encoder: Encoder that the public file describes, or the paths of its files. None if it describes none.
             source: Name of the round file, for messages.
 
@@ -113,7 +113,8 @@ class Site:
             self._open_account(ledger, self.account, charter, None, events)
             Budget.from_account(ledger, self.account).check_events(events)
         encode = open_encoder(kind.encoder, encoder, self.account, self.home)
-        data = data(label=kind.label, unit=get_unit_column(charter.terms.unit)) if callable(data) else data
+        if callable(data):
+            data = data(label=kind.label, unit=get_unit_column(charter.terms.unit), text=kind.text_column)
         table = self._count(charter, place, kind, data, encode)
         table.check_sensitivity(kind.compute_squared_length(charter.terms.adjacency))
         fingerprint = TeacherStore(self.home).compute_content_fingerprint(table.records)

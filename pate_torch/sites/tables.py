@@ -125,6 +125,11 @@ class TableKind(ABC):
         """Description of the encoder of the points. None if points are not encoded."""
         return None
 
+    @property
+    def text_column(self) -> str | None:
+        """Column of the texts. None if the points are no texts."""
+        return None
+
     @abstractmethod
     def make_points(self, table: Mapping[str, Any]) -> RawRows:
         """PRIVATE. Make the points of the rows of a table, which are not encoded yet, and their classes."""
@@ -230,6 +235,10 @@ class PointTable(TableKind):
     @property
     def encoder(self) -> EncoderCard | None:
         return self.spec.encoder
+
+    @property
+    def text_column(self) -> str | None:
+        return get_raw_spec(self.spec).text
 
     def make_points(self, table: Mapping[str, Any]) -> RawRows:
         index_by_key = {make_key(name): index for index, name in enumerate(self.spec.class_names)}

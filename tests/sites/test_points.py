@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -324,6 +325,20 @@ def test_no_private_image_of_a_site_decides_by_its_type_how_the_others_are_read(
     np.savez(tmp_path / "public.npz", image=whole[:9] / 255)
     with pytest.raises(ValueError, match=r"^public='fractions': must be images of whole numbers in 0\.\.255"):
         training.make_class_sums(read_columns("public", tmp_path / "public.npz"), "label", LABELS)
+
+
+def test_numbers_of_a_site_are_no_texts(tmp_path):
+    """One missing number changes the type of a column, and with it the texts of all numbers."""
+    world = World(tmp_path, "texts")
+    raw, public = world.ask(world.make_kind())
+    columns = {"text": np.arange(6), "label": np.array(["low", "high"] * 3)}
+    np.savez(tmp_path / "numbers.npz", **columns)
+    pq.write_table(pa.table(columns), tmp_path / "numbers.parquet")
+    for name in ("numbers.npz", "numbers.parquet"):
+        world.tables[0] = partial(read_columns, "data", tmp_path / name)
+        with pytest.raises(ValueError, match=r"^data=.*column 'text' of type int64 holds no texts: write the column"):
+            world.answer(0, raw, public)
+    assert not get_charges(world.consortium.sites[0])
 
 
 def test_floating_point_ids_of_units_are_refused(tmp_path):
