@@ -18,6 +18,7 @@ only once, because noise may be drawn after it. If that call does not record a n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import do_nothing
 from pate_torch.privacy.accounts import PURPOSE_LABELS
+from pate_torch.privacy.chain import check_own_process
 from pate_torch.privacy.ledger import Ledger, Reservation
 from pate_torch.privacy.noise import NoiseSource, check_delta, check_noise, load_noise_state, save_noise_state
 from pate_torch.privacy.records import Answers, DryRunAnswers
@@ -203,7 +205,7 @@ class Spending:
     def __init__(self, budget: Budget, reservation: Reservation) -> None:
         self.id, self.reserved_events, self.secret = reservation.id, reservation.reserved_events, budget.secret
         self.incurred_events: tuple[PrivacyEvent, ...] | None = reservation.incurred_events
-        self._budget = budget
+        self._budget, self._pid = budget, os.getpid()
         self._noise = None if budget.is_library_noise else _ChargedNoise(self, budget.kind, budget.insecure_seed)
         self._digests: dict[str, str] = {}
         self._suspended_state: str | None = None
@@ -212,7 +214,12 @@ class Spending:
 
     @property
     def noise(self) -> NoiseSource:
-        """Source of the noise that was paid for. Raises RuntimeError after the block, and if a library draws noise."""
+        """Source of the noise that was paid for.
+
+        Raises:
+            RuntimeError: The block has ended, or a library draws the noise.
+            LedgerError: This process is a fork of the one that reserved the noise.
+        """
         self._check_active()
         if self._noise is None:
             raise RuntimeError(
@@ -297,6 +304,7 @@ class Spending:
     def _check_active(self) -> None:
         if not self._is_active:
             raise RuntimeError(f"spending {self.id}: its with block has ended; noise drawn now would not be charged")
+        check_own_process(self._pid)  # a fork would draw other noise, and one reservation pays for one draw
 
 
 class _ChargedNoise(NoiseSource):

@@ -119,8 +119,7 @@ class HashChain:
     @contextmanager
     def exclusive_access(self) -> Iterator[None]:
         """Block other threads during a ``with`` block. Raises LedgerError in a forked process."""
-        if os.getpid() != self._pid:  # connections do not survive a fork
-            raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
+        check_own_process(self._pid)  # connections do not survive a fork
         with self._lock:
             yield
 
@@ -295,6 +294,12 @@ _FIX_BY_MESSAGE = {
     "disk i/o": "Check the disk.",
     "closed database": "This Ledger object was closed. Open a new one: Ledger(path).",
 }
+
+
+def check_own_process(pid: int) -> None:
+    """Raise LedgerError if this process is not the one with this id, but a fork of it."""
+    if os.getpid() != pid:
+        raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
 
 
 def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> dict[str, Any]:

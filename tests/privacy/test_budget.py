@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import multiprocessing
+import warnings
 from pathlib import Path
 
 import pytest
@@ -627,3 +628,31 @@ def test_the_cap_is_no_bound_once_seeded_noise_may_have_told_what_to_ask(ledger)
     claim = ledger.make_claim("svhn", [first.id, last.id])
     assert claim.guarantee.route == "gdp" and claim.guarantee.epsilon == cost(120) and cost(120).expected > 4.0
     assert ledger.get_account("svhn").guarantee is None
+
+
+@pytest.mark.parametrize("kind", ["torch", "discrete"])
+def test_a_fork_draws_no_noise_that_its_parent_paid_for(path, kind):
+    """Neither from the source itself nor by asking for it, and the parent's charge and noise are as they were."""
+
+    def draw(spending: Spending, source: NoiseSource | None = None) -> str:
+        try:
+            noise = spending.noise if source is None else source
+            return str(noise.draw_gaussian((1,), 1.0, CPU))
+        except LedgerError as error:
+            return str(error)
+
+    with Ledger(path) as ledger:
+        ledger.open_account("svhn", budget_epsilon=4.0, **TERMS, planned_events=[EACH], noise=kind)
+        with budget(ledger, kind=kind).spend([EACH], mechanism="m") as spending:
+            told, source = multiprocessing.get_context("fork").SimpleQueue(), spending.noise
+            work = lambda: told.put([draw(spending), draw(spending, source)])  # noqa: E731
+            child = multiprocessing.get_context("fork").Process(target=work)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads
+                child.start()
+            assert told.get() == ["ledger: was opened by another process. Open it anew in this one."] * 2
+            child.join()
+            assert source.draw_gaussian((1,), 1.0, CPU).shape == (1,)
+            spending.record_cost([EACH])
+        assert spent(ledger) == cost(1)
+        ledger.verify()
