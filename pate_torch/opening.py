@@ -408,7 +408,7 @@ def _make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: P
 
     @functools.cache
     def compute_fingerprint() -> str:
-        return config.method.compute_fingerprint(store, all_private) + store.compute_fingerprint(all_private)
+        return config.method.compute_call_fingerprint(store, all_private)
 
     return UnfinishedCall(store, facts.spec.name, choices, compute_fingerprint)
 

@@ -304,6 +304,10 @@ class PrivateMethod(ABC):
         """PRIVATE. Compute the fingerprint of the content, which shows that two accounts hold the same content."""
         return store.compute_content_fingerprint(all_records)
 
+    def compute_call_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
+        """PRIVATE. Compute the fingerprint of all that determines the answers, by which a repeated call is known."""
+        return store.compute_fingerprint(all_records)
+
     def check_stored(self, inputs: MethodInputs) -> None:  # noqa: B027
         """PRIVATE. Raise ValueError if stored teachers that the user named were not trained on these records."""
 

@@ -95,6 +95,11 @@ class VotesFile(VotingMethod):
     def compute_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
         """PRIVATE. Compute a keyed hash of the votes, because the records are not available."""
         assert self.votes is not None, "complete comes first"
+        return store.compute_votes_content_fingerprint(self.votes)
+
+    def compute_call_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
+        """PRIVATE. Compute a keyed hash of the votes in their order."""
+        assert self.votes is not None, "complete comes first"
         return store.compute_votes_fingerprint(self.votes)
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:

@@ -113,7 +113,7 @@ class RecordHashes:
     error that the owner of the store sees, and influence nothing that is published.
 
     Attributes:
-        hash_N: Keyed hash of the content of each record, uint64 [N].
+        hash_N: Keyed hash of the point of each record, without its label, uint64 [N].
         unit_N: Number of the privacy unit of each record, int64 [N].
         id_U: Keyed hash of the id of each unit that is a group, uint64 [U]. Empty if each record is a unit.
     """
@@ -199,24 +199,35 @@ class TeacherStore:
         return self.compute_keyed_digest(text.encode(), get_tensor_bytes(private.x), get_tensor_bytes(private.y))
 
     def compute_content_fingerprint(self, private: PrivateRecords) -> str:
-        """PRIVATE. Compute a keyed hash of the records and labels, in order, without the units."""
-        x = private.x if private.origin is None else private.origin
-        return self.compute_keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
+        """PRIVATE. Compute a keyed hash of the points, in order, without the labels and the units."""
+        return self.compute_keyed_digest(get_tensor_bytes(private.x if private.origin is None else private.origin))
 
     def compute_votes_fingerprint(self, votes: Votes) -> str:
         return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.long()))
 
+    def compute_votes_content_fingerprint(self, votes: Votes) -> str:
+        """PRIVATE. Compute a keyed hash of the votes that does not depend on the order of the queries.
+
+        It does not depend on the order of the classes either, unless two classes have equal counts in another order.
+        """
+        counts_QC = votes.counts_QC.long().cpu().numpy()
+        counts_QC = counts_QC[:, np.lexsort(np.sort(counts_QC, axis=0))]  # classes in the order of their counts
+        counts_QC = counts_QC[np.lexsort(counts_QC.T)]
+        return self.compute_keyed_digest(np.ascontiguousarray(counts_QC).data.cast("B"))
+
     def hash_records(self, private: PrivateRecords) -> RecordHashes:
-        """PRIVATE. Compute a keyed hash of every record, as it was before an encoder, and of the id of every group."""
+        """PRIVATE. Compute a keyed hash of every point, as it was before an encoder, and of the id of every group.
+
+        A label is a number, which depends on the order of the classes, so no hash contains it.
+        """
         x = private.x if private.origin is None else private.origin
         keyed_state = hashlib.blake2b(key=self.get_secret_key(), digest_size=8)
         keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
         digests = bytearray()
-        size, points, labels = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x), get_tensor_bytes(private.y)
+        size, points = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x)
         for row in range(len(x)):
             state = keyed_state.copy()
             state.update(points[row * size : (row + 1) * size])
-            state.update(labels[row * 8 : (row + 1) * 8])
             digests += state.digest()
         names, unit_N = np.unique(private.unit_id, return_inverse=True)
         ids = names.tolist() if private.unit.startswith("group:") else []  # a position names no unit

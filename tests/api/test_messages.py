@@ -58,6 +58,7 @@ AFTER_A_FIT = {
         {},
         "account='other': shares a tenth.*set allow_duplicate_account=True",
     ),
+    "two orders of classes": ({"account": "other", "classes": [2, 0, 1]}, {}, "account='other': shares a tenth"),
 }
 BEFORE_A_FIT = {
     "small cap": ({"cap": 1}, {}, r"cap=1.0: this run alone may cost epsilon 4 .*take a smaller epsilon, or open"),

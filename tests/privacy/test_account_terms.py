@@ -273,15 +273,19 @@ def test_python_and_the_label_command_know_records_and_votes_again(tmp_path, mon
     pate(tmp_path, x, y, classes=3).label(points(30, 1)[0], num_queries=5)
     other = pate(tmp_path, x, y, classes=3)
     other.name = "twin"
-    other.fit_teachers(x, y)
-    with pytest.raises(ValueError, match="units with account 'line'"):
-        other.label(points(30, 1)[0], num_queries=5)
+    for labels in (y, 2 - y):  # also with the classes in another order
+        other.fit_teachers(x, labels)
+        with pytest.raises(ValueError, match="units with account 'line'"):
+            other.label(points(30, 1)[0], num_queries=5)
     monkeypatch.setenv("PATE_HOME", str(tmp_path))
-    np.save(tmp_path / "votes.npy", np.array([[20, 0]] * 4))
+    votes = np.array([[20, 0], [18, 2], [3, 17], [20, 0]])
+    np.save(tmp_path / "votes.npy", votes)
     given = [f"votes={tmp_path / 'votes.npy'}", *LABEL_OPTIONS]
     assert cli.main(["label", *given, "dataset.name=a"]) == 0
-    assert cli.main(["label", *given, "dataset.name=b"]) == 2
-    assert "units with account 'a'" in capsys.readouterr().err
+    for order in (votes, votes[::-1], votes[:, ::-1]):
+        np.save(tmp_path / "votes.npy", order)
+        assert cli.main(["label", *given, "dataset.name=b"]) == 2
+        assert "units with account 'a'" in capsys.readouterr().err
     assert cli.main(["label", *given, "dataset.name=b", "privacy.allow_duplicate_account=true"]) == 0
 
 

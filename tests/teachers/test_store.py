@@ -14,8 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.core.files import compute_tensor_digest
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.methods.voting import VotesFile
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.records import PrivateRecords
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import store as store_module
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import train
@@ -244,10 +247,38 @@ def test_ids_are_added_to_an_account_that_was_charged_without_them(store):
     assert find_charged(store, fewer_columns, make_groups(X, ids)) == "first"
 
 
-def test_other_records_labels_and_keys_are_not_known(store):
+def test_records_are_known_whatever_their_labels_are(store):
+    """Another order of the classes gives every record another label, and equal points of two classes are one hash."""
+    y = np.arange(400) % 2
+    twice = make_rows(np.repeat(X, 2, axis=0), np.tile([0, 1], 400), np.repeat(np.arange(400), 2))
+    first = store.hash_records(make_rows(X, y))
+    assert store.compute_content_fingerprint(make_rows(X, 1 - y)) == store.compute_content_fingerprint(make_rows(X, y))
+    assert (store.hash_records(make_rows(X, 1 - y)).hash_N == first.hash_N).all()
+    assert first.merge(store.hash_records(twice)).hash_N.tolist() == first.hash_N.tolist()
+    for asked in (make_rows(X, 1 - y), make_rows(X, 0 * y), twice):
+        assert find_charged(store, asked, make_rows(X, y)) == "first"
+    assert find_charged(TeacherStore(store.root / "elsewhere"), make_rows(X, y), twice) == "first"
+
+
+def test_votes_are_known_in_any_order_of_queries_and_classes(store):
+    draw = np.random.default_rng(0)
+    counts = torch.as_tensor(draw.multinomial(20, [0.6, 0.3, 0.1], size=50))
+    rows = torch.as_tensor(draw.permutation(50))
+    orders = [(slice(None), [0, 1, 2]), (rows, [0, 1, 2]), (rows, [2, 0, 1])]
+    votes = [Votes(counts[rows][:, classes], 20) for rows, classes in orders]
+    methods = [VotesFile(mechanism=GNMax(sigma=9.0), votes=ordered) for ordered in votes]
+    none = records(0)
+    assert len({method.compute_fingerprint(store, none) for method in methods}) == 1
+    assert len({method.compute_call_fingerprint(store, none) for method in methods}) == 3
+    moved = counts.clone()
+    moved[0] = torch.tensor([20, 0, 0]) if counts[0, 0] != 20 else torch.tensor([0, 20, 0])
+    changed = VotesFile(mechanism=GNMax(sigma=9.0), votes=Votes(moved, 20))
+    assert changed.compute_fingerprint(store, none) != methods[0].compute_fingerprint(store, none)
+
+
+def test_other_records_and_keys_are_not_known(store):
     others = np.concatenate([X[:30], draw_rows(370, 4)])  # 7.5 % are known
     assert find_charged(store, make_rows(others), make_rows(X)) is None
-    assert find_charged(store, make_rows(X, y=np.ones(400, dtype=np.int64))) is None
     assert store.find_account_of_same_units(store.hash_records(make_rows(X)), []) is None
     foreign = TeacherStore(store.root / "elsewhere").hash_records(make_rows(X))
     assert store.find_account_of_same_units(foreign, ["first"]) is None
