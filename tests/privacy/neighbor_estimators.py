@@ -116,6 +116,12 @@ class Record:
     name: Any
 
 
+def read(values: Sequence[Any]) -> pd.Series:
+    """The column that pandas reads from a file of these values: a type for all cells, or texts if one cell is odd."""
+    cells = ["" if pd.isna(value) else str(value) for value in values]
+    return pd.read_csv(io.StringIO("\n".join(["cell", *cells, ""])), skip_blank_lines=False)["cell"]
+
+
 Name = Callable[[int], Any]
 IDS: dict[str, tuple[Name | None, Callable[[list], Any]]] = {
     "none": (None, list),
@@ -125,6 +131,7 @@ IDS: dict[str, tuple[Name | None, Callable[[list], Any]]] = {
     "dates": (lambda u: datetime.datetime(2000, 1, 1) + datetime.timedelta(days=u), pd.Series),
     "booleans": (lambda u: bool(u % 2), pd.Series),
     "categories": (lambda u: f"p{u}", lambda values: pd.Series(pd.Categorical(values))),
+    "zeros of a file": (lambda u: f"{u:06d}", read),
     "floats": (lambda u: u + 0.5, np.array),
     "missing": (lambda u: None if u == 3 else 1000 + u, pd.Series),
 }
@@ -140,6 +147,8 @@ COLUMNS: dict[str, list[Any]] = {
     "private dates": ["red", datetime.datetime(2020, 1, 1), "blue", datetime.datetime(2020, 1, 2, 3)],
     "booleans": [True, False],
     "categories": ["low", "high"],
+    "booleans of a file": ["TRUE", "FALSE"],
+    "numbers of a file": ["1E5", ".5", "2.0E7", "7."],
     "texts": [],
     "images": [],
     "image arrays": [],
@@ -203,7 +212,8 @@ def frame(case: dict[str, str], rows: Sequence[Record]) -> Any:
     if case["door"] in ("PATE", "labeler"):  # takes numbers: what is none is missing
         third = pd.to_numeric(pd.Series(column, dtype=object), errors="coerce").astype(float)
         return np.column_stack([numbers, third]).astype(np.float32)
-    series = pd.Series(pd.Categorical(column)) if case["column"] == "categories" else pd.Series(column)
+    make = {"categories": pd.Categorical, "booleans of a file": read, "numbers of a file": read}
+    series = pd.Series(make.get(case["column"], list)(column))
     return pd.DataFrame({"a": numbers[:, 0], "b": numbers[:, 1], "c": series})
 
 

@@ -14,6 +14,7 @@ import torch
 from pate_torch import TabularSynthesizer
 from pate_torch.api import pate
 from pate_torch.api.pate import PATE
+from pate_torch.core import texts
 from pate_torch.data import streams, tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.methods import synthetic
@@ -123,6 +124,14 @@ def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, doo
 def test_a_column_spelled_through_its_type_is_found(monkeypatch):
     monkeypatch.setattr("pate_torch.privacy.schema.format_value", lambda value: "" if value is None else str(value))
     assert faults("where it says", method="gradients", column="dates")
+
+
+def test_cells_that_pandas_reads_by_the_type_of_their_column_are_found(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(texts, "replace_boolean", lambda text: {"True": "1", "False": "0"}.get(text, text))
+        assert faults("where it says", method="gradients", column="booleans of a file")
+    monkeypatch.setattr(unit_ids, "format_unit_id", texts.to_canonical_text)
+    assert faults("where it says", door="PATE", method="estimator", ids="zeros of a file")
 
 
 def test_an_id_that_two_releases_share_where_the_votes_are_the_same_is_found(monkeypatch):
