@@ -192,7 +192,7 @@ def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_b
 
 
 def test_a_unit_of_several_records_answers_by_the_first():
-    several, alone = gradient_sums(unit_id=tuple(f"{n // 2:02d}" for n in range(40))), gradient_sums()
+    several, alone = gradient_sums(unit_id=tuple(f"u{n // 2:02d}" for n in range(40))), gradient_sums()
     assert torch.equal(several.z_ND, alone.z_ND[::2]) and torch.equal(several.y_N, alone.y_N[::2])
 
 

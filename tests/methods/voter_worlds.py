@@ -29,7 +29,7 @@ PARTITIONS = {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
 
 def among_images(x: torch.Tensor, y: torch.Tensor, ids=None, unit: str = "record") -> Dataset:
     """These records among 60 public images; without ids, each is a unit."""
-    ids = [f"{n:02d}" for n in range(len(x))] if ids is None else ids
+    ids = [f"u{n:02d}" for n in range(len(x))] if ids is None else ids
     pool, _ = images(60, seed=5)
     private = PrivateRecords.from_rows(x, y, np.asarray(ids), unit)
     return Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
