@@ -5,7 +5,7 @@
     pate-verify --claim claim.yaml
 
 The command prints one line for each check, and a verdict. A claim below the lower bound on the cost of its events
-FAILS. A claim more than 1 % above the upper bound is loose. The exit code is 0 if no check fails, 1 if a check or the
+FAILS, and one between the bounds is not checked. A claim more than 1 % above the upper bound is loose. The exit code is 0 if no check fails, 1 if a check or the
 policy fails, and 2 if there is nothing to check. A check that could not be made ("not checked") does not change the
 exit code without a policy. A policy accepts an epsilon only if it was checked, and refuses every release with a check
 that was not made if it says ``require_all_checks: true``.

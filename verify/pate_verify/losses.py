@@ -17,8 +17,8 @@ from scipy.special import log_ndtr, ndtr
 from pate_verify.events import LIMITS_TEXT, MAX_LOSS, PURE_KINDS, Event, get_max_loss, sum_squared_mu
 
 MAX_STEPS = 10**6
-_GRID_STEP, _MAX_GRID_CELLS = 2.5e-4, 1 << 21
-_MAX_WIDTH = 8 * _GRID_STEP * _MAX_GRID_CELLS
+_GRID_STEP, _MAX_GRID_CELLS = 5e-5, 1 << 21
+_MAX_WIDTH = 40 * _GRID_STEP * _MAX_GRID_CELLS
 
 
 def compute_sampled_divergence(e: Event, a: float) -> float:
@@ -120,29 +120,56 @@ def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
     return float((np.log(tail_mass[is_above_delta] - delta) - log_weighted_tail[is_above_delta]).max(initial=0))
 
 
-def compute_sampled_bounds(e: Event, delta: float) -> tuple[float, float]:
-    """Bound epsilon of the sampled Gaussian by the privacy loss distributions of dp-accounting."""
-    scales = (e["rate"], e["noise_multiplier"], e["count"] * e["steps"])
-    slack = 1e-14 * e["count"] * e["steps"]  # largest error of delta by so many convolutions
-    low = _compose_steps(*scales, pessimistic=False).get_epsilon_for_delta(delta + slack)
-    if delta <= slack:
-        return low, math.inf
-    return low, _compose_steps(*scales, pessimistic=True).get_epsilon_for_delta(delta - slack)
+def compose_sampled_losses(events: Sequence[Event], delta: float) -> tuple[float, float]:
+    """Bound epsilon of events, some of which are DP-SGD, by composing the distributions of dp-accounting.
+
+    For the lower bound, a bounded range of eta is replaced by randomized response with eta / 2, and a rho-zCDP event by
+    the Gaussian mechanism with this rho. The upper bound, of eta-DP and of this Gaussian, does not hold for zCDP.
+    """
+    num_steps = sum(e["count"] * e.get("steps", 1) for e in events)
+    interval, slack = _choose_interval(num_steps), 1e-14 * num_steps  # largest error of delta by so many convolutions
+    epsilons = []
+    for is_upper in (False, True):
+        parts = [_make_distribution(e, interval, is_upper) for e in events if e["kind"] not in ("gaussian", "zcdp")]
+        if mu2 := sum_squared_mu(events):
+            parts.append(_make_distribution({"kind": "gaussian", "mu": math.sqrt(mu2), "count": 1}, interval, is_upper))
+        composed = functools.reduce(lambda first, second: first.compose(second), parts)
+        left = delta + (-slack if is_upper else slack)
+        epsilons.append(composed.get_epsilon_for_delta(left) if left > 0 else math.inf)
+    return epsilons[0], epsilons[1]
 
 
-@functools.lru_cache(maxsize=8)
-def _compose_steps(rate: float, noise: float, steps: int, *, pessimistic: bool) -> Any:
+def _choose_interval(num_steps: int) -> float:
+    return max(1e-5, min(_GRID_STEP, 0.05 / num_steps))  # rounding changes each loss by at most half an interval
+
+
+def _make_distribution(e: Event, interval: float, is_upper: bool) -> Any:
+    """Make the privacy loss distribution of all runs of an event, with losses rounded up or down."""
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    step = max(1e-5, min(_GRID_STEP / 5, 0.05 / steps))  # rounding changes each loss by at most half a step
-    options = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": rate}
-    return library.from_gaussian_mechanism(noise, value_discretization_interval=step, **options).self_compose(steps)
+    options = {"pessimistic_estimate": is_upper, "value_discretization_interval": interval}
+    if e["kind"] == "sampled_gaussian":
+        return _compose_steps(e["rate"], e["noise_multiplier"], e["count"] * e["steps"], interval, is_upper)
+    if e["kind"] in ("gaussian", "laplace"):
+        make = library.from_gaussian_mechanism if e["kind"] == "gaussian" else library.from_laplace_mechanism
+        scale = 1 / (e["mu"] if e["kind"] == "gaussian" else e["ratio"])
+        return make(scale, use_connect_dots=is_upper, **options).self_compose(e["count"])
+    loss = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not is_upper else 1)
+    return library.from_randomized_response(2 / (1 + math.exp(loss)), 2, **options).self_compose(e["count"])
+
+
+@functools.lru_cache(maxsize=32)
+def _compose_steps(rate: float, noise: float, steps: int, interval: float, is_upper: bool) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as library
+
+    options = {"pessimistic_estimate": is_upper, "use_connect_dots": is_upper, "sampling_prob": rate}
+    return library.from_gaussian_mechanism(noise, value_discretization_interval=interval, **options).self_compose(steps)
 
 
 @functools.cache
 def compute_sampled_mu(rate: float, noise: float, steps: int, failure_delta: float) -> float:
     """Compute the largest mu over a grid of e with delta_mu(e) = (delta(e) - failure_delta) / (1 - failure_delta)."""
-    distribution = _compose_steps(rate, noise, steps, pessimistic=True)
+    distribution = _compose_steps(rate, noise, steps, _choose_interval(steps), True)
     grid = np.linspace(0, distribution.get_epsilon_for_delta(failure_delta), 2000)
     target = (distribution.get_delta_for_epsilon(grid) - failure_delta) / (1 - failure_delta)
     low, high = np.full_like(grid, -16.0), np.full_like(grid, 8.0)  # logarithms of mu

@@ -33,6 +33,7 @@ from pate_verify.words import (
 
 RELATIVE_TOLERANCE = 1e-9  # rounding of sums and roots
 LOOSE_FACTOR = 1.01
+GRID_FACTOR = 1.002  # largest ratio of two upper bounds by different grids of losses and of Renyi orders
 ACCOUNTANT_FACTOR = 1.005  # largest ratio of two accountants' epsilons for a mechanism calibrated to an epsilon
 ANSWER_FILES = {
     "labels_sha256": "labels.csv",
@@ -599,9 +600,14 @@ def _check_claim(name: str, epsilon: float, route: str, events: list[Event], del
 
 
 def check_epsilon(name: str, epsilon: float, bounds: EpsilonBounds, fault: str = "") -> Check:
-    """Compare an epsilon with its bounds: below ``low`` the check fails, 1 % above ``high`` the claim is loose."""
+    """Compare an epsilon with its bounds: below ``low`` the check fails, 1 % above ``high`` the claim is loose.
+
+    An epsilon between the bounds may be too low, so it is not confirmed.
+    """
     cost = f"is {bounds.low:.6g}" if bounds.low == bounds.high else f"lies in {bounds.low:.6g} to {bounds.high:.6g}"
-    message = f"epsilon {epsilon:.6g} claimed; it {cost} ({bounds.derivation}){fault}"
     is_ok = epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE) and not fault
+    is_confirmed = bounds.is_complete and epsilon * GRID_FACTOR >= bounds.high
+    remark = "; only an epsilon of at least the upper bound is confirmed" if is_ok and not is_confirmed else ""
+    message = f"epsilon {epsilon:.6g} claimed; it {cost} ({bounds.derivation}){fault}{remark}"
     is_loose = bounds.is_complete and epsilon > bounds.high * LOOSE_FACTOR
-    return Check(name, is_ok, message, is_loose, bounds.is_complete)
+    return Check(name, is_ok, message, is_loose, is_confirmed)
