@@ -25,6 +25,7 @@ from pate_torch.release.renderer import escape_markdown, write_release
 from pate_verify import release as verified_files
 from pate_verify.command import verify_release
 from pate_verify.costs import compute_bounds
+from pate_verify.ledger import read_entries
 from pate_verify.release import ANSWER_FILES, ReleaseFolder, run_check, run_checks
 from tests.command_runs import train
 from tests.release.reporting_demo import FORMS, demo
@@ -242,6 +243,11 @@ def test_a_hypothesis_passes_and_every_lie_about_its_certificate_is_found(epsilo
         stream.write(b"?")
     mend(copy)
     assert {check.name for check in verify_release(copy, tmp_path / "ledger.sqlite") if not check.is_ok} == {"charges"}
+    privacy = json.loads((release / "privacy.json").read_text())
+    privacy["mechanism"]["noise"] = "discrete"  # no event of the exponential mechanism shows its noise
+    copy = shutil.copytree(release, release.with_name("discrete"))
+    mend(copy, privacy_json=privacy)
+    assert {check.name for check in verify_release(copy, tmp_path / "ledger.sqlite") if not check.is_ok} == {"terms"}
     model = json.loads((release / "privacy.json").read_text())["utility"]["model"]
     percent = re.search(r"at most ([\d.]+) percentage points", model["certificate"])[1]
     texts = {name: (release / name).read_text() for name in ("privacy.json", "README.md", "report.html")}
@@ -440,7 +446,17 @@ def list_the_labels_twice(liar):
     liar.noise(2)
 
 
+def claim_less_was_spent(liar):
+    for key, name in (("this_release", "epsilon_ex_post"), ("account_total", "epsilon_charged_ex_post")):
+        liar.fact(0.01, f"composition.{key}_ex_post", name)
+
+
 FOUND = {
+    "less spent": ("spent", claim_less_was_spent),
+    "no total of what was spent": (
+        "account",
+        lambda liar: liar.fact(None, "composition.account_total_ex_post", "epsilon_charged_ex_post"),
+    ),
     "half": ("guarantee", lambda liar: liar.epsilon(liar.before / 2)),
     "a thousandth less": ("guarantee", lambda liar: liar.epsilon(liar.before * 0.999)),
     "a smaller delta": (
@@ -530,7 +546,24 @@ def tell_other_answers(liar):
     liar.record["labels_sha256"] = hashlib.sha256(table.encode()).hexdigest()
 
 
+def hide_the_commit(liar):
+    """The head is the entry of the reservation, after which the ledger has no hash of any file yet."""
+    tell_other_answers(liar)
+    liar.fact(find_entry(liar, "reserve")["hash"], "verification.ledger_head", "ledger_head")
+
+
+def find_entry(liar, kind):
+    entries = read_entries(liar.release.parents[4] / "ledger.sqlite")
+    (entry,) = (e for e in entries if e["kind"] == kind and e["facts"]["reservation"] == liar.record["release_id"])
+    return entry
+
+
 CHARGED = {
+    "other answers before the commit": ("charges", hide_the_commit),
+    "another was interrupted": (
+        "charges",
+        lambda liar: liar.privacy["other_releases"][0].update(what="labels, interrupted: charged at its worst case"),
+    ),
     "everything with twice the noise": ("charges", lambda liar: (liar.noise(2), liar.events(halve_mu))),
     "another unit": ("terms", claim_another_unit),
     "another adjacency": ("terms", claim_another_adjacency),
@@ -548,7 +581,7 @@ CHARGED = {
 @pytest.mark.parametrize("lie", CHARGED)
 def test_a_story_without_a_contradiction_is_found_by_the_ledger(lie, release, second):
     finder, tell = CHARGED[lie]
-    release = second if "choice" in lie or lie == "nothing else was released" else release
+    release = second if "choice" in lie or lie in ("nothing else was released", "another was interrupted") else release
     liar = Liar(release)
     tell(liar)
     liar.tell()
@@ -672,6 +705,22 @@ def test_a_seeded_run_claims_nothing_and_is_found_by_the_ledger_if_it_says_that_
             shutil.copy(file, false / file.name)
     mend(false)
     assert said(false)["charges"] == "FAILS" and said(false, ledger=False)["guarantee"] == "ok"
+
+
+def test_no_total_is_claimed_beside_a_release_with_seeded_noise(tmp_path):
+    """Neither of what was reserved nor of what was spent."""
+    pipeline.run(again(tiny(tmp_path), "first", insecure_noise_seed=1))
+    plan = again(tiny(tmp_path), "second", num_queries=1)
+    pipeline.run(plan)
+    release = plan.folder / "release"
+    assert set(said(release).values()) == {"ok"}
+    for key, name in (("account_total", "epsilon_charged"), ("account_total_ex_post", "epsilon_charged_ex_post")):
+        copy = shutil.copytree(release, release.with_name(key))
+        liar = Liar(copy)
+        liar.fact(liar.before, f"composition.{key}", name)
+        liar.fact("gdp", "composition.account_route")
+        liar.tell()
+        assert said(copy, ledger=False)["account"] == "FAILS", key
 
 
 def test_an_edited_ledger_and_a_missing_folder_are_said_in_a_line(release, tmp_path, capsys):

@@ -5,10 +5,10 @@
     pate-verify --claim claim.yaml
 
 The command prints one line for each check, and a verdict. A claim below the lower bound on the cost of its events
-FAILS, and one between the bounds is not checked. A claim more than 1 % above the upper bound is loose. The exit code is 0 if no check fails, 1 if a check or the
-policy fails, and 2 if there is nothing to check. A check that could not be made ("not checked") does not change the
-exit code without a policy. A policy accepts an epsilon only if it was checked, and refuses every release with a check
-that was not made if it says ``require_all_checks: true``.
+FAILS, and one between the bounds is not checked. A claim more than 1 % above the upper bound is loose. The exit code is
+0 if no check fails, 1 if a check or the policy fails, and 2 if there is nothing to check. A check that could not be
+made ("not checked") does not change the exit code without a policy. A policy accepts an epsilon only if it was checked,
+and refuses every release with a check that was not made if it says ``require_all_checks: true``.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ def verify_release(path: Path, ledger_place: Path | str | None = None) -> Iterat
         yield check
         if check.name == "schema" and not check.is_ok:
             return
+    if ledger_place is None or folder.is_distributed:
+        yield from release.run_check(release.check_spent, folder)
     if folder.is_distributed:
         yield from release.run_check(sites.check_sites, folder)
         message = "each site has a ledger of its own, which shows its charges: pate ledger verify"

@@ -22,7 +22,9 @@ from pate_verify.release import (
     TEST,
     Check,
     ReleaseFolder,
+    check_spent,
     make_check,
+    run_check,
 )
 
 SEEDED_SUFFIX, INTERRUPTED_SUFFIX = ", NOT PRIVATE: seeded noise", ", interrupted: charged at its worst case"
@@ -74,18 +76,19 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
     last_seq = heads[0] if heads else len(chain)
     own_entries = [entry for entry in chain if entry["account"] == account["dataset"]]
     past_entries = [entry for entry in own_entries if entry["seq"] <= last_seq]
-    facts, terms = _collect_charges(past_entries), dict[str, Any]()
+    facts, terms, charges = _collect_charges(past_entries), dict[str, Any](), _collect_charges(own_entries)
     for entry in past_entries:
         if entry["kind"] in ("open", "raise_cap"):
             terms |= entry["facts"]
     stated_terms = {key: statement["guarantee"][key] for key in ("delta", "adjacency", "unit")}
-    stated_terms["budget_epsilon"] = account["account_cap"]
+    stated_terms |= {"budget_epsilon": account["account_cap"], "noise": statement["mechanism"]["noise"]}
     is_equal = {key: terms.get(key) == value for key, value in stated_terms.items()}
     yield make_check("terms", is_equal, "differ from the terms of the account", "equal the terms of the account")
     part_by_id = {part["release_id"]: part for part in (*folder.parts, *statement["other_releases"])}
     results = {name: name in facts and name in part_by_id for name in facts.keys() | part_by_id.keys()}
     for name in facts.keys() & part_by_id.keys():
-        results |= {f"{name} ({key})": is_ok for key, is_ok in _compare_part(folder, part_by_id[name], facts[name])}
+        compared = _compare_part(folder, part_by_id[name], charges[name], "commit" in facts[name])
+        results |= {f"{name} ({key})": is_ok for key, is_ok in compared}
     mechanisms = {
         facts[part["release_id"]]["reserve"]["mechanism"] for part in folder.parts if part["release_id"] in facts
     }
@@ -93,13 +96,15 @@ def run_checks(folder: ReleaseFolder, place: Path | str) -> Iterator[Check]:
     results |= {f"{name} (no part)": False for name in _list_missing_parts(folder, own_entries, last_seq)}
     if test := statement["utility"]["private_test"]:
         digest = _hash_file(folder.path / "private_test.json")
-        results["private_test.json"] = facts.get(test["id"], {}).get("commit", {}).get("private_test_sha256") == digest
+        commit = charges.get(test["id"], {}).get("commit", {})
+        results["private_test.json"] = commit.get("private_test_sha256") == digest
         tests = [name for name, fact in facts.items() if fact["reserve"]["what"].startswith(TEST)]
         results["number of the test"] = tests[test["number"] - 1 : test["number"]] == [test["id"]]
     yield make_check("charges", results, "differ from the ledger", f"{len(part_by_id)}, all equal in the ledger")
-    spent_events = [e for charge in facts.values() for e in charge.get("commit", charge["reserve"])["events"]]
+    incurred = {name: charge.get("commit", charge["reserve"])["events"] for name, charge in facts.items()}
+    yield from run_check(check_spent, folder, incurred)
     if terms:
-        yield _check_cap(terms, spent_events)
+        yield _check_cap(terms, [e for events in incurred.values() for e in events])
     else:
         yield Check("cap", False, f"this ledger has no account {account['dataset']!r}")
 
@@ -114,17 +119,24 @@ def _collect_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
 
 
 def _compare_part(
-    folder: ReleaseFolder, part: Mapping[str, Any], charge: Mapping[str, Mapping[str, Any]]
+    folder: ReleaseFolder, part: Mapping[str, Any], charge: Mapping[str, Mapping[str, Any]], is_committed: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Compare a reservation in the statement with its entries, and its files with their hashes in the ledger."""
+    """Compare a reservation in the statement with its entries, and its files with their hashes in the ledger.
+
+    The entries are those of the whole chain, so that no older head hides the commit, without which there is no hash.
+    ``is_committed`` states whether the commit precedes the head of the statement.
+    """
     statement, reserve, commit = folder.statement, charge["reserve"], charge.get("commit", {})
     is_secret = statement["private"] and not reserve["insecure"]
     what = part["what"].removesuffix(SEEDED_SUFFIX).removesuffix(INTERRUPTED_SUFFIX)
     yield "events", part["events"] == (reserve["events"] if is_secret else [])
     yield "what", what == reserve["what"]
     yield "seeded", part["what"].endswith(SEEDED_SUFFIX) == reserve["insecure"]
+    is_interrupted = INTERRUPTED_SUFFIX in part["what"]
     if part not in folder.parts:
+        yield "interrupted", is_interrupted != is_committed
         return
+    yield "commit", bool(commit) and not is_interrupted
     yield "private", not (statement["private"] and reserve["insecure"])
     if folder.is_table:
         for key, file in TABLE_FILES.items():

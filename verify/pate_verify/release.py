@@ -140,11 +140,11 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
         yield from run_check(check, folder)
 
 
-def run_check(check: Callable[[ReleaseFolder], Check | Iterator[Check]], folder: ReleaseFolder) -> Iterator[Check]:
+def run_check(check: Callable[..., Check | Iterator[Check]], folder: ReleaseFolder, *terms: Any) -> Iterator[Check]:
     """Run one check, which fails if it cannot read the release."""
     name = check.__name__.removeprefix("_").removeprefix("check_")
     try:
-        result = check(folder)
+        result = check(folder, *terms)
         yield from (result,) if isinstance(result, Check) else result
     except ImportError as error:
         yield make_missing_check(name, error)
@@ -567,17 +567,45 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
         if part["epsilon"] is not None:
             check = _check_claim("part", part["epsilon"], part["route"], part["events"], *terms)
             yield replace(check, message=f"{part['what']}: {check.message}")
-    total = account["account_total"]
-    if total is None:
-        is_seeded = any(SEEDED in release["what"] for release in others)
+    total, is_seeded = account["account_total"], any(SEEDED in part["what"] for part in others)
+    is_claimed = [value is not None for value in (total, account["account_total_ex_post"])]
+    if is_seeded or not all(is_claimed):
         reason = "because a release used seeded noise" if is_seeded else "but no release used seeded noise"
-        yield Check("account", is_seeded, f"no total is claimed, {reason}")
+        is_ok = is_seeded and not any(is_claimed)
+        yield Check("account", is_ok, f"{'a' if any(is_claimed) else 'no'} total is claimed, {reason}")
         return
     check = _check_claim("account", total, account["account_route"], own_events + other_events, *terms)
     # The total of events that have only a Renyi curve has no lower bound except the epsilon of this release.
     if total < guarantee["epsilon"] * (1 - RELATIVE_TOLERANCE):
         check = replace(check, is_ok=False, message=f"{check.message}; less than this release")
     yield check
+
+
+def check_spent(folder: ReleaseFolder, commits: Mapping[str, list[Event]] | None = None) -> Iterator[Check]:
+    """Check each epsilon that was spent (ex post), where it differs from the checked epsilon of the worst case.
+
+    ``commits`` holds the incurred events of each reservation in the ledger. Without it, only those in release.json are
+    known: they bound the spent epsilon from below, and together with the reserved events of all others from above.
+    """
+    statement, account, record = folder.statement, folder.statement["composition"], folder.release or {}
+    incurred = {record.get("release_id"): record.get("incurred", [])} if commits is None else commits
+    parts = {"this_release": folder.parts, "account_total": [*folder.parts, *statement["other_releases"]]}
+    for key, group in parts.items():
+        worst, spent = account[key], account[f"{key}_ex_post"]
+        if spent == worst or not statement["private"]:
+            continue
+        if spent is None or worst is None or folder.is_distributed:
+            yield Check("spent", False, f"{key}: the epsilon that was spent does not fit that of the worst case")
+            continue
+        known = [e for part in group for e in incurred.get(part["release_id"], [])]
+        others = [e for part in group if part["release_id"] not in incurred for e in part["events"]]
+        try:
+            low, high = (compute_bounds(events, statement["guarantee"]["delta"]) for events in (known, known + others))
+        except ImportError as error:
+            yield make_missing_check("spent", error)
+            continue
+        check = check_epsilon("spent", spent, replace(high, low=low.low))
+        yield replace(check, message=f"{key}: {check.message}")
 
 
 def _check_claim(name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float) -> Check:
