@@ -195,6 +195,9 @@ def test_a_private_test_passes_and_every_lie_about_it_is_found(tmp_path):
         if lie == "bound":
             faults = [name for name, status in said(release, ledger=False).items() if status == "FAILS"]
             assert faults == ["test"]  # without the ledger
+    (release / "private_test.json").write_text('{"accuracy": 1.0, "patients": ["a"]}')  # beside no result
+    mend(release, privacy_json=privacy | {"utility": privacy["utility"] | {"private_test": None}})
+    assert said(release, ledger=False)["record"] == "FAILS"
     (release / "private_test.json").write_text(texts["private_test.json"])
     for name in ("privacy.json", "README.md", "report.html"):  # a better estimate in every file with the sentence
         lie = re.sub(r"\(estimate [\d.]+(.)%", r"(estimate 99.9\1%", texts[name])
@@ -651,6 +654,58 @@ def test_a_file_that_is_no_part_of_a_release_fails_whatever_its_hash(name, relea
         sums.write(f"{hashlib.sha256((release / name).read_bytes()).hexdigest()}  {name}\n")
     (check,) = (check for check in verify_release(release) if not check.is_ok)
     assert check.name == "files" and "is no part of a release" in check.message and name in check.message
+
+
+def test_a_file_of_an_encoder_is_the_one_that_the_card_names(release):
+    """A student applies the encoder, whose file is that of the hash. Given features have no encoder."""
+    privacy = json.loads((release / "privacy.json").read_text())
+    table, sums = b"name,diagnosis\n", (release / "SHA256SUMS").read_text()
+    (release / "encoder").mkdir()
+    (release / "encoder" / "patients.csv").write_bytes(table)
+    digest = hashlib.sha256(table).hexdigest()
+    (release / "SHA256SUMS").write_text(f"{sums}{digest}  encoder/patients.csv\n")
+    card = {"name": "e", "kind": "onnx", "sha256": digest, "file": "patients.csv", "tokenizer_sha256": None}
+    card |= {"module": None, "license": None, "trained_on": None, "disjoint": True, "options": {}}
+    cases = {"no file": {"sha256": "0" * 64}, "none": {"sha256": None}, "given": {"kind": "given"}, "the file": {}}
+    for case, changes in cases.items():
+        mend(release, privacy_json=privacy | {"encoder": card | changes})
+        assert said(release, ledger=False)["files"] == ("ok" if case == "the file" else "FAILS"), case
+    (release / "student.safetensors").unlink()
+    (release / "SHA256SUMS").write_text("".join(line for line in sums.splitlines(True) if "student" not in line))
+    assert said(release, ledger=False)["files"] == "FAILS"
+
+
+def test_a_link_and_an_empty_folder_are_no_part_of_a_release(release, tmp_path):
+    (release / "labels.csv").rename(tmp_path / "labels.csv")
+    (release / "labels.csv").symlink_to(tmp_path / "labels.csv")
+    assert said(release, ledger=False)["files"] == "FAILS"
+    (release / "labels.csv").unlink()
+    (tmp_path / "labels.csv").rename(release / "labels.csv")
+    assert said(release, ledger=False)["files"] == "ok"
+    (release / "patients").mkdir()
+    assert said(release, ledger=False)["files"] == "FAILS"
+
+
+def test_a_statement_beside_another_one_is_refused(release, tmp_path, capsys):
+    outer = shutil.copytree(release, tmp_path / "outer")
+    shutil.copytree(release, outer / "release")
+    assert pate(["verify", str(outer)]) == 2
+    assert "that may have another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", '0.1, "epsilon": 0.2'])
+@pytest.mark.parametrize("file", FILES)
+def test_json_that_two_readers_take_differently_is_refused(file, number, release, capsys):
+    text = (release / file).read_text()
+    mend(release, **{file.replace(".", "_"): text.replace("{", f'{{"epsilon": {number}, ', 1)})
+    assert pate(["verify", str(release)]) == 2
+    assert "is repeated" in (error := capsys.readouterr().err) or "is no finite number" in error
+
+
+def test_a_key_that_was_added_to_the_summary_is_found(release):
+    summary = json.loads((release / "summary.json").read_text())
+    mend(release, summary_json=summary | {"epsilon_with_amplification": 0.01})
+    assert said(release, ledger=False)["record"] == "FAILS"
 
 
 def test_what_is_no_file_is_no_part_of_a_release_and_is_not_opened(release):

@@ -185,6 +185,14 @@ def test_a_file_that_is_missing_or_empty_is_found(release, name):
     assert find_faults(release, ledger=False) >= {"files", "table"}
 
 
+def test_a_student_is_no_part_of_a_table(release):
+    (release / "student.safetensors").write_bytes((release / "synthesizer.safetensors").read_bytes())
+    with (release / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{'0' * 64}  student.safetensors\n")
+    write_hashes(release)
+    assert "files" in find_faults(release, ledger=False)
+
+
 def test_rows_that_are_missing_are_found(release):
     rows = (release / "synthetic.csv").read_text().splitlines(keepends=True)
     (release / "synthetic.csv").write_text("".join(rows[:-1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from pate_verify.release import (
     ReleaseFolder,
     check_spent,
     make_check,
+    parse_json,
     run_check,
 )
 
@@ -57,7 +57,7 @@ def read_entries(ledger: Path | str) -> list[dict[str, Any]]:
             raise ValueError(f"{name}: cannot be read ({type(error).__name__}). Try pate ledger verify.") from None
     previous_hash, chain = "0" * 64, []
     for number, (seq, digest, body) in enumerate(rows, 1):
-        entry = json.loads(body)
+        entry = parse_json(body)
         is_next = (seq, entry["seq"], entry["prev"]) == (number, number, previous_hash)
         if not is_next or hashlib.sha256(body.encode()).hexdigest() != digest:
             raise ValueError(f"{name}: was edited, because its chain breaks at entry {number}.")

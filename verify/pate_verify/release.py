@@ -85,6 +85,22 @@ def make_check(name: str, results: Mapping[str, bool], fault: str, message: str)
     return Check(name, not failed_names, f"{fault}: {', '.join(failed_names)}" if failed_names else message)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raises ValueError for what two readers take differently: a repeated key, or an infinite number."""
+
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(keys := dict(pairs)) < len(pairs):
+            raise ValueError(f"a key of {', '.join(keys)[:80]} is repeated")
+        return keys
+
+    def parse_number(digits: str) -> float:
+        if not math.isfinite(number := float(digits)):
+            raise ValueError(f"{digits[:80]} is no finite number")
+        return number
+
+    return json.loads(text, object_pairs_hook=make_object, parse_constant=parse_number, parse_float=parse_number)
+
+
 @dataclass(frozen=True)
 class ReleaseFolder:
     """The JSON files of a release folder. ``release`` is None if the folder has no release.json."""
@@ -98,9 +114,12 @@ class ReleaseFolder:
     def load(cls, folder: Path) -> ReleaseFolder:
         """Load the folder of a run or of its release. Raises ValueError if the files cannot be read."""
         path = folder / "release" if (folder / "release").is_dir() else folder
+        if path != folder and (folder / "privacy.json").exists():
+            problem = f"has a statement, and a folder {path.name!r} that may have another"
+            raise ValueError(f"release={str(folder)!r}: {problem}. Name the folder of a run.")
         names = ["privacy.json", "summary.json", *(file.name for file in path.glob("release.json"))]
         try:
-            statement, summary, *release = (dict(json.loads((path / name).read_text("utf-8"))) for name in names)
+            statement, summary, *release = (dict(parse_json((path / name).read_text("utf-8"))) for name in names)
         except (OSError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"release={str(path)!r}: cannot be read ({error}). Name the folder of a run.") from error
         return cls(path, statement, summary, release[0] if release else None)
@@ -212,20 +231,27 @@ def _check_files(folder: ReleaseFolder) -> Check:
     """Compare every file with its hash. An unknown file fails even if its hash is correct."""
     sums = folder.path / "SHA256SUMS"
     claims = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
-    paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
+    paths = [file for file in folder.path.rglob("*") if file != sums or sums.is_symlink()]
+    paths = [file for file in paths if file.is_symlink() or not file.is_dir() or not any(file.iterdir())]
     file_by_name = {file.relative_to(folder.path).as_posix(): file for file in paths}
     allowed = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
     allowed |= {"private_test.json"} if any(part["what"].startswith(TEST) for part in folder.parts) else set()
-    allowed |= {*TABLE_FILES.values()} if folder.is_table else set()
+    if folder.is_table:
+        allowed = allowed - {STUDENT_FILE} | {*TABLE_FILES.values()}
     for slot, facts in enumerate(folder.statement["trust"]["rounds"] if folder.is_distributed else ()):
         allowed |= {"charter.json", f"round-{slot}.json", f"round-{slot}.public"}
         allowed |= {f"sum-{slot}.json"} if facts["used"] else set()
-    if card := folder.statement.get("encoder"):
-        allowed |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
-    if extras := [name for name, file in file_by_name.items() if name not in allowed or not file.is_file()]:
+    card, encoder = folder.statement.get("encoder", {}), dict[str, str]()
+    if STUDENT_FILE in file_by_name and card.get("kind") not in (None, "given"):  # the files that a student applies
+        digests = {card["file"]: card["sha256"], "tokenizer.json": card["tokenizer_sha256"]}
+        encoder = {f"encoder/{file}": digest for file, digest in digests.items() if file and digest}
+    allowed |= encoder.keys()
+    is_file = {name: file.is_file() and not file.is_symlink() for name, file in file_by_name.items()}
+    if extras := [name for name in file_by_name if name not in allowed or not is_file[name]]:
         return Check("files", False, f"{', '.join(map(repr, sorted(extras)[:5]))} is no part of a release")
     hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in file_by_name.items()}
     results = {name: hashes.get(name) == claims.get(name) for name in sorted(hashes.keys() | claims.keys())}
+    results |= {f"{name} (encoder)": hashes[name] == encoder[name] for name in hashes.keys() & encoder.keys()}
     if (record := folder.release) is not None:
         results |= {f"{name} (release.json)": record.get(key) == hashes.get(name) for key, name in ANSWER_FILES.items()}
     return make_check("files", results, "differ from their hashes", f"{len(claims)} hashes")
@@ -261,6 +287,11 @@ def _check_record(folder: ReleaseFolder) -> Check:
     ids = [part["release_id"] for part in (*folder.parts, *statement["other_releases"])]
     results["parts"] = bool(folder.parts) and len({*ids}) == len(ids)
     has_choice = any(part["what"].startswith(CHOICE) for part in folder.parts)
+    has_test = any(part["what"].startswith(TEST) for part in folder.parts)
+    results["private_test"] = (utility["private_test"] is not None) == has_test
+    other_keys = {"schema_version", "seconds", "student", "teachers_id", "model"}
+    results["keys (summary.json)"] = folder.summary.keys() <= summary_facts.keys() | other_keys
+    results["model (summary.json)"] = folder.summary.get("model") == utility.get("model")
     results["tuning.student"] = statement["tuning"]["student"] == ("charged" if has_choice else "none")
     if statement["private"]:  # seeded noise has no epsilon, and no part of a private release has it
         for part, can_be_seeded in (
@@ -307,7 +338,7 @@ def _check_student(folder: ReleaseFolder) -> Check:
     statement, file, kind = folder.statement, folder.path / STUDENT_FILE, folder.summary["student"]
     if not file.exists():
         return Check("student", kind is None, "none was released" if kind is None else "its file is missing")
-    facts = json.loads(read_safetensors_header(file)["__metadata__"]["pate_torch"])
+    facts = parse_json(read_safetensors_header(file)["__metadata__"]["pate_torch"])
     spec, network, classes = facts["spec"], facts["network"], facts["spec"]["class_names"]
     class_names = [row["class"] for row in statement["utility"]["classes"]]
     labels = [(int(row["label"]), row["class"]) for row in folder.read_labels() if int(row["label"]) >= 0]
@@ -330,7 +361,7 @@ def read_safetensors_header(file: Path) -> dict[str, Any]:
         size = int.from_bytes(stream.read(8), "little")
         if size > MAX_HEADER_BYTES:
             raise ValueError(f"the header of {file.name} has {size} bytes")
-        return dict(json.loads(stream.read(size)))
+        return dict(parse_json(stream.read(size)))
 
 
 def _check_mechanism(folder: ReleaseFolder) -> Check:
@@ -422,7 +453,7 @@ def _make_count_event(folder: ReleaseFolder) -> Event | None:
     if folder.release is None or "first_answers_sha256" not in folder.release:
         return None
     replaces_one = folder.statement["guarantee"]["adjacency"] == "replace_one"
-    facts = json.loads((folder.path / ANSWER_FILES["first_answers_sha256"]).read_text("utf-8"))
+    facts = parse_json((folder.path / ANSWER_FILES["first_answers_sha256"]).read_text("utf-8"))
     return {"kind": "gaussian", "count": 1, "mu": math.sqrt((2 if replaces_one else 1) + 1 / 4) / facts["sigma"]}
 
 
@@ -452,7 +483,7 @@ def _check_test(folder: ReleaseFolder) -> Iterator[Check]:
     mu = (SQRT2 if replaces_one else 1) / test["sigma"]
     (event,) = part["events"] or [{"mu": mu}]  # seeded noise has no cost
     digest = hashlib.sha256((folder.path / STUDENT_FILE).read_bytes()).hexdigest()
-    facts = json.loads((folder.path / "private_test.json").read_text("utf-8"))
+    facts = parse_json((folder.path / "private_test.json").read_text("utf-8"))
     words, (probability, limit) = re.findall(r"([\d.]+) %", test["in_words"]), compute_test_failure(test)
     rows = [[math.fsum(column) for column in zip(*test["counts"], strict=True)], *test["counts"]]
     noise = [test["sigma"] * math.sqrt(len(rows) - 1), *[test["sigma"]] * (len(rows) - 1)]
@@ -528,10 +559,10 @@ def _check_table(folder: ReleaseFolder) -> Iterator[Check]:
     if not folder.is_table:
         return
     header = read_safetensors_header(folder.path / TABLE_FILES["synthesizer_sha256"])
-    facts, parameters = json.loads(header["__metadata__"]["pate_torch"]), folder.statement["mechanism"]["parameters"]
+    facts, parameters = parse_json(header["__metadata__"]["pate_torch"]), folder.statement["mechanism"]["parameters"]
     counts = {"sigma": None}
     if not folder.is_distributed:
-        counts = json.loads((folder.path / TABLE_FILES["first_answers_sha256"]).read_text("utf-8"))
+        counts = parse_json((folder.path / TABLE_FILES["first_answers_sha256"]).read_text("utf-8"))
     with (folder.path / TABLE_FILES["rows_sha256"]).open(encoding="utf-8", newline="") as stream:
         names, *rows = csv.reader(stream)
     columns = facts["domain"]["columns"]

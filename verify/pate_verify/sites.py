@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 from mpmath import mp, mpf
 
 from pate_verify.costs import EpsilonBounds, compute_gaussian_epsilon
-from pate_verify.release import RELATIVE_TOLERANCE, Check, ReleaseFolder, check_epsilon, make_check
+from pate_verify.release import RELATIVE_TOLERANCE, Check, ReleaseFolder, check_epsilon, make_check, parse_json
 
 PROTOCOL, VERSIONS = "pate-sites-1", ("shares 1", "discrete gaussian 1")
 SIGNATURE_BYTES = 129  # hexadecimal digits and a line feed
@@ -51,7 +50,7 @@ class SignedFile:
 
     def __post_init__(self) -> None:
         header, _, rest = self.raw.partition(b"\n")
-        self.content, self.digest = dict(json.loads(header)), hashlib.sha256(self.raw).hexdigest()
+        self.content, self.digest = dict(parse_json(header)), hashlib.sha256(self.raw).hexdigest()
         stated = self.content["format"], self.content["body_bytes"]
         if stated != (f"{PROTOCOL} {self.kind}", len(rest) - SIGNATURE_BYTES):
             raise ValueError(f"a {self.kind} has another kind or length than it states")
@@ -93,13 +92,13 @@ class Protocol:
             case "class_sums":
                 return vectors**2 * UNIT_LENGTH**2
             case "gradients":  # clipped to this length in every round
-                clip = Fraction(json.loads(self.publics[slot].content["facts"])["clip_norm"])
+                clip = Fraction(parse_json(self.publics[slot].content["facts"])["clip_norm"])
                 return math.ceil(vectors * UNIT_LENGTH * clip) ** 2
             case "votes":  # one teacher changes its vote on every question
                 return 2 * int(self.rounds[slot].content["shape"][0]) * COUNT_LENGTH**2
             case "histogram":
                 return vectors * COUNT_LENGTH**2
-        return vectors * count_tables(json.loads(self.publics[slot].content["facts"])) * COUNT_LENGTH**2
+        return vectors * count_tables(parse_json(self.publics[slot].content["facts"])) * COUNT_LENGTH**2
 
     def bound_cost(self, slots: Sequence[int], colluding: int, delta: float) -> EpsilonBounds:
         """Bound epsilon of the rounds of ``slots`` together against ``colluding`` sites.
