@@ -182,6 +182,8 @@ def test_a_private_test_passes_and_every_lie_about_it_is_found(tmp_path):
         "another number": {"number": 2},
         "another reservation": {"id": "0" * 16},
         "rounded up": {"in_words": test["in_words"].replace("at least ", "at least 1")},
+        "a surer test": {"in_words": test["in_words"].replace("probability 0.95", "probability 0.99999")},
+        "the only one": {"in_words": test["in_words"].replace("test 1 on", "test 1 (the only one) on")},
         "a better estimate": {"accuracy": [test["accuracy"][0] + 0.01, test["accuracy"][1]]},
         "a surer estimate": {"accuracy": [test["accuracy"][0], 0.5 * test["accuracy"][1]]},
         "a better recall": {"recalls": [[1.0, 0.001], *test["recalls"][1:]]},
@@ -254,7 +256,9 @@ def test_a_hypothesis_passes_and_every_lie_about_its_certificate_is_found(epsilo
     model = json.loads((release / "privacy.json").read_text())["utility"]["model"]
     percent = re.search(r"at most ([\d.]+) percentage points", model["certificate"])[1]
     texts = {name: (release / name).read_text() for name in ("privacy.json", "README.md", "report.html")}
+    surer = ("probability 0.9,", "probability 0.99999,")
     lies = {
+        "probability in words": {"certificate": model["certificate"].replace(*surer)},
         "excess_risk": {"excess_risk": 0.9 * model["excess_risk"]},
         "probability": {"probability": 0.99},
         "records": {"num_records": 2 * model["num_records"]},
@@ -267,8 +271,8 @@ def test_a_hypothesis_passes_and_every_lie_about_its_certificate_is_found(epsilo
         if lie == "without numbers":
             del privacy["utility"]["model"]["excess_risk"]
         for name in ("README.md", "report.html"):
-            (release / name).write_text(texts[name].replace(f"most {percent}", f"most {float(percent) / 2:g}")
-                                        if lie == "in words" else texts[name])  # fmt: skip
+            told = {"in words": (f"most {percent}", f"most {float(percent) / 2:g}"), "probability in words": surer}
+            (release / name).write_text(texts[name].replace(*told.get(lie, ("", ""))))
         mend(release, privacy_json=privacy)
         assert {"model", "certificate"} & {name for name, status in said(release).items() if status == "FAILS"}, lie
 
@@ -706,6 +710,15 @@ def test_a_key_that_was_added_to_the_summary_is_found(release):
     summary = json.loads((release / "summary.json").read_text())
     mend(release, summary_json=summary | {"epsilon_with_amplification": 0.01})
     assert said(release, ledger=False)["record"] == "FAILS"
+
+
+@pytest.mark.parametrize("before", ["| Accuracy | ", "| Student | ", "| Released labels | ", "Accuracy</th>\n<td>"])
+def test_another_accuracy_on_a_page_is_found(before, release):
+    for name in ("README.md", "report.html"):
+        text = (release / name).read_text()
+        (release / name).write_text(re.sub(rf"({re.escape(before)})[\d.]+", r"\g<1>99.9", text))
+    mend(release)
+    assert [name for name, mark in said(release).items() if mark == "FAILS"] == ["words"]
 
 
 def test_what_is_no_file_is_no_part_of_a_release_and_is_not_opened(release):

@@ -26,6 +26,7 @@ ROUTES = {
 }
 LABEL_UNIT = "label of one record"
 COST_COLUMNS, CURVE_COLUMNS = ("What", "epsilon", "Route"), ("queries", "epsilon")
+ACCURACY_COLUMNS = ("What", "Accuracy (95 % interval)")
 OTHER_COLUMNS = ("Release", "epsilon", "Route", "What")
 MAX_COLLUSIONS = 12  # largest number of rows on numbers of colluding sites
 SCALE = "Without protection, such a test could find 100 %; with perfect protection, 1 %."
@@ -57,8 +58,46 @@ def compute_attack_bound(epsilon: float, delta: float) -> float:
     return min(1.0, low, high)
 
 
+def format_share(share: Mapping[str, Any], prefix: str = "") -> str:
+    """Format an accuracy with its interval, if the number of points is known."""
+    low, high = (f"{100 * (share[key] or 0):.1f}" for key in ("low", "high"))
+    return f"{100 * share['accuracy']:.1f} %" + (f" ({prefix}{low} to {high})" if share["points"] else "")
+
+
+def format_test(test: Mapping[str, Any], adjacency: str) -> str:
+    """Format what a private test shows."""
+    low, (accuracy, std) = math.floor(1000 * test["bound"]) / 10, (100 * value for value in test["accuracy"])
+    words = (
+        f"Private test {test['number']} on held-out units: accuracy of at least {low:.1f} % on such records with "
+        f"probability {test['confidence']:g} (estimate {accuracy:.1f} %, standard deviation {std:.1f} %). Such records "
+        "are one record each of units that are drawn like the held-out units and independently of each other. This "
+        "release was not trained on the held-out units, and neither was another release of the account from the same "
+        f"records in the same {'form' if adjacency == 'add_remove' else 'order'}. The probability is over their draw "
+        "and over the noise, and it holds for this test alone."
+    )
+    if test["number"] > 1:
+        words += (
+            " This is not the first test on these units: a student that was chosen or changed after an earlier test "
+            "may fit these units better than others."
+        )
+    return words
+
+
+def format_certificate(model: Mapping[str, Any], is_single: bool) -> str:
+    """Format the certificate of a hypothesis, up to the promise of its theorem."""
+    subject = "the released rule" if is_single else "each rule for one class against the rest"
+    return (
+        f"With probability {model['probability']:g}, the error of {subject} on new records is at most "
+        f"{math.ceil(1000 * model['excess_risk']) / 10:g} percentage points above that of the best candidate. The best "
+        f"candidate has the smallest error on new records among {model['num_candidates']:,} rules, which public points "
+        f"determine. This holds if all n = {model['num_records']:,} private records can be used and are independent "
+        f"draws from the population of the new ones. The theorem needs n >= {model['theorem_num_records']:,} for its "
+        "own promise ("
+    )
+
+
 class Words:
-    """The words and tables on the cost that follow from the numbers of a private statement.
+    """The words and tables on the cost and the accuracy that follow from the numbers of a private statement.
 
     Attributes:
         terms: Terms that every epsilon is stated with: name -> value.
@@ -67,7 +106,8 @@ class Words:
 
     def __init__(self, statement: Mapping[str, Any]) -> None:
         self._guarantee, self._account = statement["guarantee"], statement["composition"]
-        self._others = list(statement["other_releases"])
+        self._others, self._utility = list(statement["other_releases"]), statement["utility"]
+        self._has_baselines = statement["mechanism"]["name"] == "marginals"  # which no other file holds
         self._trust = statement["trust"] if statement["trust"]["model"] == "distributed" else None
         unit, self._adds = self._guarantee["unit"], self._guarantee["adjacency"] == "add_remove"
         group = unit.removeprefix("group:")
@@ -157,7 +197,24 @@ class Words:
         meaning = (
             f"{change.format(self._one)} raises or lowers the probability of any result by at most {factor}, apart"
         )
-        return {"Meaning": f"{meaning} from a probability of {self.terms['delta']}.", "All releases": self._total}
+        words = {"Meaning": f"{meaning} from a probability of {self.terms['delta']}.", "All releases": self._total}
+        test = self._utility["private_test"]
+        words["Accuracy"] = "not published"
+        if share := self._utility["student"] or self._utility["labels"]:
+            points = f"{share['points'] or 0:,} {'public test points' if self._utility['student'] else 'labels'}"
+            words["Accuracy"] = format_share(share, "95 % interval: ") + (f", on {points}" if share["points"] else "")
+        elif test:
+            low = f"{math.floor(1000 * test['bound']) / 10:.1f} %"
+            words["Accuracy"] = f"at least {low} with probability {test['confidence']:g}, by a test on private records"
+        elif self._has_baselines:
+            del words["Accuracy"]
+        return words
+
+    @property
+    def accuracies(self) -> Rows:
+        """First rows of the table of accuracies."""
+        shares = {"Student": self._utility["student"], "Released labels": self._utility["labels"]}
+        return [(name, format_share(share)) for name, share in shares.items() if share]
 
     @property
     def _total(self) -> str:
