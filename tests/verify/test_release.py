@@ -648,6 +648,43 @@ def test_other_words_than_the_numbers_are_found_although_all_files_agree(lie, re
     assert [name for name, mark in said(release).items() if mark == "FAILS"] == ["words"]
 
 
+HIDDEN = {
+    "a comment": ("report.html", "<main>", "<main><!-- -->"),
+    "an attribute": ("report.html", "<main>", "<main hidden>"),
+    "an element": ("report.html", "<main>", "<main><template></template>"),
+    "a style": ("report.html", "<main>", '<main style="display:none">'),
+    "a color": ("report.html", "<body>", '<body style="--ink:transparent">'),
+    "a style sheet": ("report.html", "</style>", "main { opacity: 0 }</style>"),
+    "another style sheet": ("report.html", "</style>", "</style><style>main { opacity: 0 }</style>"),
+    "folded": ("report.html", "<main>", "<main><details><summary>-</summary></details>"),
+    "an end that browsers ignore": (
+        "report.html",
+        "<main>",
+        "<main><details><table><tr><td></details></td></tr></table>",
+    ),
+    "an element that browsers leave open": ("report.html", "<main>", "<main><details/>"),
+    "another page": ("report.html", "<head>", '<head><meta http-equiv="refresh" content="0;url=data:,x">'),
+    "reversed digits": ("report.html", "<main>", "<main>\u202e"),
+    "a comment of the card": ("README.md", "## Privacy", "<!--\n## Privacy"),
+    "HTML in the card": ("README.md", "## Privacy", "<details>\n## Privacy"),
+    "the title of a link": ("README.md", "## Privacy", "[a]: b '\n## Privacy"),
+    "the words of a picture": ("README.md", "## Privacy", "![## Privacy](b)"),
+    "words behind a fence": ("README.md", "## Privacy", "``` ## Privacy"),
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_a_page_that_can_hide_words_is_found(way, release):
+    name, before, after = HIDDEN[way]
+    text = (release / name).read_text()
+    text = text.replace(before, after, 1)
+    if way == "folded":  # the true page, before a false one
+        text = text.replace("</details>", "", 1).replace("</main>", "</details></main>")
+    (release / name).write_text(text)
+    mend(release)
+    assert [name for name, mark in said(release).items() if mark == "FAILS"] == ["words"]
+
+
 @pytest.mark.parametrize(
     "name", ["patients.csv", "tensorboard/events.out.tfevents.0000", "encoder/model.onnx", ".hidden", "cells"]
 )

@@ -28,6 +28,7 @@ from pate_verify.words import (
     find_rows,
     format_certificate,
     format_test,
+    hides_text,
     join_words,
     read_markdown_tables,
     strip_backslashes,
@@ -188,6 +189,8 @@ def _check_words(folder: ReleaseFolder) -> Check:
     rows = find_rows(tables, ACCURACY_COLUMNS) or []
     results = {
         "headline": headline == words.headline,
+        "hidden text (README.md)": not hides_text(card),
+        **{f"{fault} (report.html)": False for fault in page.faults},
         "symbols": guarantee["symbols"] == words.symbols,
         "plain_words": plain_words[: len(words.plain_words)] == words.plain_words,
         "epsilon (report.html)": page.card == words.card,
@@ -219,7 +222,7 @@ def _is_curve_priced(folder: ReleaseFolder, words: Words, page: Page) -> bool:
 
     Without release.json, whose labels are in another folder, the events are not known.
     """
-    (*_, (_, stated)) = find_rows(page.tables, CURVE_COLUMNS) or [("", "")]
+    (*_, (_, stated)) = find_rows(page.folded_tables, CURVE_COLUMNS) or [("", "")]
     terms = words.headline.partition(" (")[2]
     captions = re.findall(rf"epsilon = (\S+) \({re.escape(join_words(terms))} after the last query", page.text)
     if captions != ([stated] if stated else []):

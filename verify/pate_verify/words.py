@@ -5,6 +5,7 @@ The sentences are those of the package that makes releases. No code is shared wi
 
 from __future__ import annotations
 
+import hashlib
 import html
 import math
 import re
@@ -31,6 +32,22 @@ OTHER_COLUMNS = ("Release", "epsilon", "Route", "What")
 MAX_COLLUSIONS = 12  # largest number of rows on numbers of colluding sites
 SCALE = "Without protection, such a test could find 100 %; with perfect protection, 1 %."
 Rows = list[tuple[str, ...]]
+STYLE_SHA256 = {"c7d5f9ca1ce5df87176a8a00ec16c79a224c0975cdd4f543542aad4d20e5568e"}
+"""Hashes of the style sheets of all versions. Another style sheet could hide words."""
+TAGS = (
+    "b|body|br|caption|circle|code|dd|details|div|dl|dt|figcaption|figure|footer|g|h[1-3]|head|header|html|i|img|li|line"
+    "|main|meta|p|polyline|rect|section|small|span|style|summary|svg|table|tbody|td|th|thead|title|tr|ul"
+)
+ATTRIBUTES = (
+    "alt|aria-label|charset|class|content|cx|cy|data-epsilon|height|http-equiv|id|lang|name|points|preserveaspectratio|r"
+    "|role|scope|src|style|title|viewbox|width|x[12]?|y[12]?"
+)
+"""Elements and attributes of a page. Others may show what this module does not read, or hide what it reads."""
+HIDDEN_TAGS, VOID_TAGS = {"head", "svg", "details"}, {"meta", "br", "img"}
+META = {("charset", "utf-8"), ("name", "viewport"), ("http-equiv", "Content-Security-Policy")}
+PLACEMENT = r"(left|top|--v|--name):[\d.]+(%|ch)?"  # the only style of an element
+HIDDEN_MARKDOWN = r"<|\](?=[(:])|(```|~~~)\w*[^\w\n]|[\u202d\u202e]"
+"""HTML, targets of links and words behind a fence, in which Markdown hides text; marks that reverse digits."""
 
 
 def format_epsilon(epsilon: float) -> str:
@@ -300,51 +317,93 @@ def strip_markup(text: str) -> str:
     return strip_backslashes(html.unescape(text))
 
 
+def hides_text(card: str) -> bool:
+    """Return whether README.md has marks that can hide text."""
+    return re.search(HIDDEN_MARKDOWN, re.sub(r"\\[^\w\s]", "", card)) is not None
+
+
 @dataclass
 class Page(HTMLParser):
-    """What report.html states in tables and in its card.
+    """What report.html shows in tables and in its card.
 
     Attributes:
         card: Words of the large epsilon, and of the terms beside it.
-        tables: Rows of each table.
+        tables: Rows of each table that is shown.
+        folded_tables: Rows of each table that is shown after a click.
         text: All text that is shown.
+        faults: Names of what can hide text, or is read by browsers in another way.
     """
 
     source: str
     card: list[str] = field(default_factory=list)
     tables: list[Rows] = field(default_factory=list)
+    folded_tables: list[Rows] = field(default_factory=list)
     text: str = ""
+    faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
         self._cell: list[str] | None = None
         self._row: list[str] = []
+        self._open_tags: list[str] = []
+        self._style = ""
         self.feed(self.source)
         self.close()
         self.text = join_words(self.text)
+        if hashlib.sha256(self._style.strip().encode()).hexdigest() not in STYLE_SHA256:
+            self.faults.append("style")
+        if self._open_tags or re.search("[\u202d\u202e]", self.source):
+            self.faults.append("text")
+
+    @property
+    def _is_hidden(self) -> bool:
+        return not HIDDEN_TAGS.isdisjoint(self._open_tags)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Begin a table, a row, or a cell."""
+        names, facts = [name for name, _ in attrs], dict(attrs)
+        is_known = len(facts) == len(names) and all(re.fullmatch(ATTRIBUTES, name) for name in names)
+        is_known &= re.fullmatch(TAGS, tag) is not None
+        is_known &= re.fullmatch(PLACEMENT, facts.get("style") or "top:0") is not None
+        is_known &= tag != "meta" or any(item in META for item in attrs)
+        self.faults += [] if is_known else [f"<{tag}>"]
+        self._open_tags += [tag] if tag not in VOID_TAGS else []
         if tag == "table":
-            self.tables.append([])
+            (self.folded_tables if self._is_hidden else self.tables).append([])
         elif tag == "tr":
             self._row = []
-        elif tag in ("th", "td", "dt", "dd") or (tag == "div" and "eps" in (dict(attrs).get("class") or "").split()):
+        elif tag in ("th", "td", "dt", "dd") or (tag == "div" and "eps" in (facts.get("class") or "").split()):
             self._cell = []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Read a mark of a chart; in a browser, other elements stay open."""
+        self.faults += [] if "svg" in self._open_tags else [f"<{tag}/>"]
+        super().handle_startendtag(tag, attrs)
 
     def handle_endtag(self, tag: str) -> None:
         """End a cell or a row."""
-        if tag == "tr" and self.tables:
-            self.tables[-1].append(tuple(self._row))
+        if tag == "tr" and (tables := self.folded_tables if self._is_hidden else self.tables):
+            tables[-1].append(tuple(self._row))
         elif tag in ("th", "td", "dt", "dd", "div") and self._cell is not None:
-            (self._row if tag in ("th", "td") else self.card).append(join_words("".join(self._cell)))
+            if tag in ("th", "td") or not self._is_hidden:
+                (self._row if tag in ("th", "td") else self.card).append(join_words("".join(self._cell)))
             self._cell = None
+        self.faults += [] if self._open_tags and self._open_tags.pop() == tag else [f"</{tag}>"]
 
     def handle_data(self, data: str) -> None:
         """Add text to the current cell, if there is one."""
-        self.text += data
+        if "style" in self._open_tags:
+            self._style += data
+        elif not self._is_hidden:
+            self.text += data
         if self._cell is not None:
             self._cell.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        """Note a comment, or what a browser reads as one."""
+        self.faults.append("<!-- -->")
+
+    handle_pi = unknown_decl = handle_comment
 
 
 def read_markdown_tables(text: str) -> list[Rows]:
