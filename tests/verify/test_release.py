@@ -248,6 +248,11 @@ def test_a_hypothesis_passes_and_every_lie_about_its_certificate_is_found(epsilo
         stream.write(b"?")
     mend(copy)
     assert {check.name for check in verify_release(copy, tmp_path / "ledger.sqlite") if not check.is_ok} == {"charges"}
+    (reserve,) = (entry for entry in read_entries(tmp_path / "ledger.sqlite") if entry["kind"] == "reserve")
+    privacy, summary = (json.loads((copy / name).read_text()) for name in ("privacy.json", "summary.json"))
+    privacy["verification"]["ledger_head"] = summary["ledger_head"] = reserve["hash"]  # before the commit with its hash
+    mend(copy, privacy_json=privacy, summary_json=summary)
+    assert {check.name for check in verify_release(copy, tmp_path / "ledger.sqlite") if not check.is_ok} == {"charges"}
     privacy = json.loads((release / "privacy.json").read_text())
     privacy["mechanism"]["noise"] = "discrete"  # no event of the exponential mechanism shows its noise
     copy = shutil.copytree(release, release.with_name("discrete"))
