@@ -20,7 +20,15 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.texts import parse_number
-from pate_torch.privacy.schema import MAX_CATEGORIES, Column, TableSchema, format_value, is_missing, make_key
+from pate_torch.privacy.schema import (
+    MAX_CATEGORIES,
+    Column,
+    TableSchema,
+    check_table_type,
+    format_value,
+    is_missing,
+    make_key,
+)
 
 
 def is_table(x: Any) -> bool:
@@ -42,6 +50,7 @@ def has_words(x: Any) -> bool:
 def check_rows(key: str, x: Any) -> None:
     """Refuse points that are no table, rows or images. The message quotes no value, because points may be private."""
     if is_table(x):
+        check_table_type(key, x)
         names = list(map(str, x.columns))
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise checks.error(key, repeated, "must be names of one column each", "Rename the columns, or drop some.")
@@ -223,7 +232,7 @@ def _list_names(table: Any) -> list[Any]:
 def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
     with np.errstate(over="ignore"):
         is_finite_ND = np.isfinite(x_ND.astype(np.float32))
-    return torch.from_numpy(np.where(is_finite_ND, x_ND, mean_D).astype(np.float32))
+    return torch.from_numpy(np.where(is_finite_ND, x_ND, mean_D).astype(np.float32) + 0)  # -0.0 becomes 0.0
 
 
 def parse_cells(x: np.ndarray) -> np.ndarray:
@@ -234,7 +243,7 @@ def parse_cells(x: np.ndarray) -> np.ndarray:
 
 
 def _parse_number(value: Any) -> float:
-    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str | bytes):
         return float(value)  # type: ignore[arg-type]  # raises the TypeError that scikit-learn expects
     return parse_number(value) if format_value(value) else math.nan
 

@@ -9,7 +9,7 @@ import numpy as np
 from pate_torch.api.inputs import is_table, to_dense
 from pate_torch.core import checks, rng
 from pate_torch.privacy import unit_ids
-from pate_torch.privacy.schema import make_key
+from pate_torch.privacy.schema import check_table_type, make_key
 
 
 def split_public(
@@ -75,9 +75,11 @@ def split_public(
 def _list_columns(x: Any) -> list[Any]:
     """List the columns of points or labels. A cell does not depend on the type that other cells give to its column."""
     if is_table(x):
+        check_table_type("arrays", x)
         return [np.asarray(x[name]) for name in x.columns]
     x = np.array(x, dtype=object) if isinstance(x, list | tuple) else np.asarray(to_dense(x))
-    return [[row.tobytes().hex() for row in x]] if x.dtype == np.uint8 else list(x.reshape(len(x), -1).T)
+    is_image = x.dtype == np.uint8 and x.ndim > 2  # a table of small integers may be of this type
+    return [[row.tobytes().hex() for row in x]] if is_image else list(x.reshape(len(x), -1).T)
 
 
 def _select(x: Any, rows_S: np.ndarray) -> Any:

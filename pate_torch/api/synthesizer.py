@@ -208,8 +208,10 @@ def check_public_rows(X: Any, public: Any, domain: TableDomain, unit_ids: np.nda
         row_M = np.unique(row_M * len(numbers) + number_M, return_inverse=True)[1]
     public_rows, private_N = np.unique(row_M[: len(tables[0][names[0]])]), row_M[len(tables[0][names[0]]) :]
     unit_N = np.arange(len(private_N)) if unit_ids is None else np.unique(unit_ids, return_inverse=True)[1]
-    charged_rows = RecordHashes(private_N.astype(np.uint64), unit_N.astype(np.int64))
-    share = RecordHashes(public_rows.astype(np.uint64), np.arange(len(public_rows))).compute_known_share(charged_rows)
+    charged_rows = RecordHashes.from_rows(private_N.astype(np.uint64), unit_N.astype(np.int64))
+    share = RecordHashes.from_rows(public_rows.astype(np.uint64), np.arange(len(public_rows))).compute_known_share(
+        charged_rows
+    )
     if share > 0.5:
         num_equal = int(np.isin(public_rows, private_N).sum())
         raise make_private_points_error(f"{num_equal} of {len(public_rows)} distinct rows")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TIME_PATTERN = re.compile(
-    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d|(?<=[ T])\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?"
-)  # a timestamp, with or without seconds, or a time of the day
+    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d(?::\d\d)?)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?"
+)  # a timestamp or a time of the day, with or without seconds
 _DURATION_PATTERN = re.compile(r"(-?\d+) days?(?: \+?(\d\d):(\d\d):(\d\d)(?:\.(\d+))?)?")
 _WHOLE_LIMIT = re.compile(r"\.0(?=[,)\]])")
 _NUMBER_BY_BOOLEAN: Final = {"true": "1", "false": "0"}
@@ -60,6 +60,8 @@ def to_canonical_text(value: Any) -> str:
     """
     if isinstance(value, complex | np.complexfloating) and value.imag == 0:
         value = value.real
+    if isinstance(value, bytes):  # NumPy makes bytes of all elements if one element is bytes
+        value = value.decode(errors="replace")
     if type(value) is str:
         pass
     elif isinstance(value, float | np.floating):
@@ -108,7 +110,7 @@ def format_number(number: float) -> str:
     with np.errstate(over="ignore"):
         short = np.float32(number)
     is_short = float(short) == number and (number % 1 != 0 or abs(float(str(short))) >= 2**53)
-    return str(short) if is_short else repr(number)
+    return repr(float(str(short))) if is_short else repr(number)
 
 
 def format_numbers(values: np.ndarray) -> list[str]:
@@ -125,6 +127,19 @@ def format_numbers(values: np.ndarray) -> list[str]:
     for index in np.flatnonzero(may_be_short_N).tolist():
         texts[index] = format_number(float(values[index]))
     return texts
+
+
+def shorten_numbers(values: np.ndarray) -> np.ndarray:
+    """Return the numbers that the texts of ``format_numbers`` mean, float64 [N], and 0 for -0.
+
+    A number in a column of texts has all its digits, and as a float it may have had those of float32.
+    """
+    values = values.astype(np.float64) + 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        may_be_short_N = (values.astype(np.float32) == values) & ((values % 1 != 0) | (np.abs(values) >= 2**53))
+    distinct_V, index_N = np.unique(values[may_be_short_N], return_inverse=True)
+    values[may_be_short_N] = np.array([float(format_number(value)) for value in distinct_V.tolist()])[index_N]
+    return values
 
 
 def _format_duration(microseconds: int) -> str:

@@ -352,4 +352,4 @@ def _is_numeric(kind: pa.DataType) -> bool:
 def _to_singles(column: pa.Array) -> np.ndarray:
     """Convert numbers of any type to float32 [N] by way of float64, which each type of number can become."""
     with np.errstate(over="ignore"):
-        return _to_doubles(column).astype(np.float32)
+        return _to_doubles(column).astype(np.float32) + 0  # -0.0 becomes 0.0

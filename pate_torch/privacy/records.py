@@ -398,8 +398,11 @@ def convert_points(x: Any) -> Tensor:
             cells = np.array(list(map(parse_number, cells.flat)), dtype=np.float64).reshape(cells.shape)
         x = torch.from_numpy(np.ascontiguousarray(cells))
     x = x.detach().cpu()
-    # Numbers are converted to float64 first, as in a column of integers that has a fraction in one row.
-    return x.contiguous() if x.dtype in (torch.uint8, torch.float32) else x.to(torch.float64).to(torch.float32)
+    if x.dtype == torch.uint8:
+        return x.contiguous()
+    # Numbers are converted to float64 first, as in a column of integers that has a fraction in one row. An integer has
+    # no negative zero, so there is none.
+    return (x if x.dtype == torch.float32 else x.to(torch.float64).to(torch.float32)) + 0.0
 
 
 def convert_labels(y: Any) -> Tensor:

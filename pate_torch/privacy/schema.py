@@ -23,7 +23,7 @@ WITHHELD_CATEGORY: Final = " withheld"
 _MISSING_TEXTS = {"", "na", "n/a", "nan", "null", "none"}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?$")
 # All texts that writers of tables use for numbers, and fewer than float() accepts: 1_2 is a name.
-_NUMBER_PATTERN = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf(inity)?)", re.IGNORECASE)
+_NUMBER_PATTERN = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf(inity)?)", re.I | re.A)
 _MISSING_IN_NUMPY = ("nan", "NaT")  # NumPy writes missing values so if one text turns an array into texts
 
 
@@ -193,7 +193,7 @@ class TableSchema:
                 columns.append(map(repr, parse_numbers(text_by_column[column.name]).tolist()))
             else:
                 values, index_N = factorize(text_by_column[column.name])
-                columns.append(map(list(map(normalize_class_name, values)).__getitem__, index_N.tolist()))
+                columns.append(map(list(map(make_key, values)).__getitem__, index_N.tolist()))
         return [compute_content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
 
     def count_unknown(self, x_ND: np.ndarray) -> dict[str, int]:
@@ -279,7 +279,7 @@ def _infer_categories(name: str, text: Any, max_categories: int) -> tuple[str, .
     values = factorize(text)[0]
     if all(is_missing(value) or not math.isnan(_parse_number(value)) for value in values):
         return None
-    categories = tuple(sorted(set(map(normalize_class_name, values))))
+    categories = tuple(sorted(set(map(make_key, values))))
     if (dates := [value for value in categories if value]) and all(map(_DATE.match, dates)):
         problem = f"column {name!r} holds dates, which are neither numbers nor categories"
         fix = "Replace the dates by numbers, such as days since a fixed date, or list them in categories."
@@ -317,13 +317,13 @@ def _parse_number(text: str) -> float:
 
 
 def parse_numbers(text: Any) -> np.ndarray:
-    """Parse each value of a column alone, float64 [N], with NaN for a value that is no number."""
+    """Parse each value of a column alone, float64 [N] by ``texts.shorten_numbers``, with NaN if it is no number."""
     if isinstance(text, list):
-        return np.array(list(map(_parse_number, text)), dtype=np.float64)
+        return texts.shorten_numbers(np.array(list(map(_parse_number, text)), dtype=np.float64))
     try:
-        return text.cast("double").to_numpy()
+        return texts.shorten_numbers(text.cast("double").to_numpy())
     except ValueError:  # Arrow accepts fewer texts than float(), with the same results
-        return map_distinct(text, _parse_number, np.float64)
+        return texts.shorten_numbers(map_distinct(text, _parse_number, np.float64))
 
 
 def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -348,10 +348,17 @@ def _encode_one_hot(text: Any, categories: Sequence[str]) -> tuple[np.ndarray, n
     return (code_N[:, None] == np.arange(len(categories))).astype(np.float32), code_N < 0
 
 
+def check_table_type(key: str, table: Any) -> None:
+    """Refuse a table whose ``columns`` are its values and not their names, as in Arrow; messages quote names."""
+    if hasattr(table, "column_names"):
+        raise checks.error(key, type(table).__name__, "must be a DataFrame", "Convert the table by to_pandas().")
+
+
 def _get_column_names(table: Any) -> list[str] | None:
     """Return the names of a table's columns. None for an array."""
     if not isinstance(table, Mapping) and not hasattr(table, "columns"):
         return None
+    check_table_type("table", table)
     return [str(name) for name in (table if isinstance(table, Mapping) else table.columns)]
 
 

@@ -113,20 +113,40 @@ class RecordHashes:
     error that the owner of the store sees, and influence nothing that is published.
 
     Attributes:
-        hash_N: Keyed hash of the point of each record, without its label, uint64 [N].
-        unit_N: Number of the privacy unit of each record, int64 [N].
+        hash_N: Two keyed hashes of each record, of its point alone and of its point with its label, uint64 [N]. Another
+            order of the classes changes the second, and the first is no use where points have few values.
+        unit_N: Number of the privacy unit of each hash, int64 [N].
+        is_labeled_N: Whether the hash is one of a point with its label, bool [N].
         id_U: Keyed hash of the id of each unit that is a group, uint64 [U]. Empty if each record is a unit.
     """
 
     hash_N: np.ndarray
     unit_N: np.ndarray
+    is_labeled_N: np.ndarray
     id_U: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+
+    @classmethod
+    def from_rows(cls, hash_N: np.ndarray, unit_N: np.ndarray) -> RecordHashes:
+        """Make hashes of rows that have no labels."""
+        return cls(hash_N, unit_N, np.zeros(len(hash_N), dtype=bool))
 
     def __len__(self) -> int:
         return len(self.hash_N) + len(self.id_U)
 
     def compute_known_share(self, charged_records: RecordHashes) -> float:
         """Compute the share of these units that have a record among ``charged_records``, less the share due to chance.
+
+        The larger share counts, of points alone and of points with labels.
+        """
+        pairs = ((self._select(is_labeled), charged_records._select(is_labeled)) for is_labeled in (False, True))
+        return max(own._compute_share(charged) for own, charged in pairs)
+
+    def _select(self, is_labeled: bool) -> RecordHashes:
+        is_kind_N = self.is_labeled_N == is_labeled
+        return RecordHashes(self.hash_N[is_kind_N], self.unit_N[is_kind_N], self.is_labeled_N[is_kind_N])
+
+    def _compute_share(self, charged_records: RecordHashes) -> float:
+        """Compute the share for hashes of one kind.
 
         Records with few values coincide between people. The share of units in ``charged_records`` that have a record in
         common with another unit estimates the probability that a new unit has one by chance (Good-Turing). Three
@@ -150,8 +170,12 @@ class RecordHashes:
         """Return these records and ids, and those of ``new_records`` with other hashes."""
         new_N = ~np.isin(new_records.hash_N, self.hash_N)
         new_unit_N = 1 + self.unit_N.max(initial=-1) + new_records.unit_N[new_N]
-        hash_N = np.concatenate([self.hash_N, new_records.hash_N[new_N]])
-        return RecordHashes(hash_N, np.concatenate([self.unit_N, new_unit_N]), np.union1d(self.id_U, new_records.id_U))
+        return RecordHashes(
+            np.concatenate([self.hash_N, new_records.hash_N[new_N]]),
+            np.concatenate([self.unit_N, new_unit_N]),
+            np.concatenate([self.is_labeled_N, new_records.is_labeled_N[new_N]]),
+            np.union1d(self.id_U, new_records.id_U),
+        )
 
 
 @dataclass(frozen=True)
@@ -216,25 +240,30 @@ class TeacherStore:
         return self.compute_keyed_digest(np.ascontiguousarray(counts_QC).data.cast("B"))
 
     def hash_records(self, private: PrivateRecords) -> RecordHashes:
-        """PRIVATE. Compute a keyed hash of every point, as it was before an encoder, and of the id of every group.
-
-        A label is a number, which depends on the order of the classes, so no hash contains it.
-        """
+        """PRIVATE. Compute keyed hashes of every record, as it was before an encoder, and of the id of every group."""
         x = private.x if private.origin is None else private.origin
-        keyed_state = hashlib.blake2b(key=self.get_secret_key(), digest_size=8)
-        keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
-        digests = bytearray()
-        size, points = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x)
-        for row in range(len(x)):
-            state = keyed_state.copy()
-            state.update(points[row * size : (row + 1) * size])
-            digests += state.digest()
+        key, digests = self.get_secret_key(), bytearray()
+        size, points, labels = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x), private.y.tolist()
+        for is_labeled in (False, True):
+            keyed_state = hashlib.blake2b(key=key, digest_size=8, person=b"labeled" if is_labeled else b"")
+            keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
+            for row in range(len(x)):
+                state = keyed_state.copy()
+                state.update(points[row * size : (row + 1) * size])
+                state.update(str(labels[row]).encode() if is_labeled else b"")
+                digests += state.digest()
         names, unit_N = np.unique(private.unit_id, return_inverse=True)
         ids = names.tolist() if private.unit.startswith("group:") else []  # a position names no unit
-        options: dict[str, Any] = {"key": self.get_secret_key(), "digest_size": 8, "person": b"unit id"}
-        id_digests = (hashlib.blake2b(name.encode(errors="surrogatepass"), **options).digest() for name in ids)
-        id_U = np.frombuffer(b"".join(id_digests), dtype=np.uint64)
-        return RecordHashes(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64), id_U)
+        id_digests = (
+            hashlib.blake2b(name.encode(errors="surrogatepass"), key=key, digest_size=8, person=b"unit id").digest()
+            for name in ids
+        )
+        return RecordHashes(
+            np.frombuffer(bytes(digests), dtype=np.uint64),
+            np.tile(unit_N.astype(np.int64), 2),
+            np.repeat([False, True], len(x)),
+            np.frombuffer(b"".join(id_digests), dtype=np.uint64),
+        )
 
     # ---- training -----------------------------------------------------------------------------------------------
 

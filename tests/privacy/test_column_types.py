@@ -10,11 +10,17 @@ import io
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 
+from pate_torch import PATEClassifier, TabularSynthesizer, split_public
+from pate_torch.api.inputs import parse_cells
 from pate_torch.data.table_files import read_table
 from pate_torch.data.tabular import _make_row_ids
-from pate_torch.privacy.schema import TableSchema, make_key, to_text_columns
+from pate_torch.privacy.domain import DomainColumn, TableDomain
+from pate_torch.privacy.records import convert_points
+from pate_torch.privacy.schema import Column, TableSchema, make_key, parse_numbers, to_text_columns
 from pate_torch.privacy.unit_ids import parse_unit_ids
 
 DAY, SECOND = pd.Timedelta(days=1), pd.Timedelta(seconds=1)
@@ -105,6 +111,7 @@ READ = {
     "numbers of Java": ["1.0E7", "2.5E-3", "1.0E10"],
     "exponents": ["1e5", "1E+05", "3e-2"],
     "short decimals": [".5", "5.", "-.25"],
+    "numbers that single precision holds": ["2930432.75", "20000.0625", "0.1"],
     "infinite numbers": ["inf", "-Infinity", "1.5", "1e400"],
     "leading zeros": ["007", "+3", "000", "-0"],
     "minutes": ["2020-01-05 10:00", "2020-01-06 23:59"],
@@ -145,6 +152,55 @@ def test_an_odd_id_renames_no_other_unit():
 def test_an_integer_among_booleans_changes_no_schema():
     truths, numbers = np.array([True, False, False]), np.array([True, False, False, 2])[:3]
     assert TableSchema.from_public({"flag": truths}) == TableSchema.from_public({"flag": numbers})
+    texts = [["True", "FALSE", "maybe"], ["1", "0", "maybe"], [True, False, "maybe"]]
+    assert len({TableSchema.from_public({"flag": values}) for values in texts}) == 1
+
+
+@pytest.mark.parametrize("name", [*READ, "negative zero"])
+@pytest.mark.filterwarnings("ignore:Could not infer format")
+def test_an_odd_cell_changes_no_code_and_no_name_of_another_point(name):
+    """Bins compare numbers in double precision, where a text has more digits than a float of single precision."""
+    cells = {"negative zero": ["-0", "0", "3"]}.get(name, READ.get(name))
+    read, raw = ({"value": read_by_pandas(column), "two": range(len(column))} for column in (cells, [*cells, "odd"]))
+    numbers = [
+        number for number in parse_numbers([str(cell) for cell in read["value"]]).tolist() if np.isfinite(number)
+    ]
+    edges = sorted({number + step for number in numbers for step in (-0.004, 0.0, 0.004)}) or [0.0, 1.0]
+    columns = {"value": DomainColumn(name="value", kind="real", edges=tuple(edges))}
+    columns["two"] = DomainColumn(name="two", kind="integer", edges=(0.0, 9.0))
+    domain = TableDomain(columns=tuple(columns.values()))
+    assert domain.encode(raw)[:-1].tolist() == domain.encode(read).tolist()
+    for categories in (None, tuple(cells)):
+        schema = TableSchema((Column("value", categories, 0.0),))
+        assert schema.compute_content_ids(raw)[:-1] == schema.compute_content_ids(read)
+        found = [torch.from_numpy(schema.encode(table, unknown="zeros", missing="nan")) for table in (raw, read)]
+        assert found[0][:-1].numpy().tobytes() == found[1].numpy().tobytes()
+    rows = [convert_points(np.array([[cell] for cell in table["value"]], dtype=object)) for table in (raw, read)]
+    assert rows[0][:-1].numpy().tobytes() == rows[1].numpy().tobytes() or " " in cells[0]
+
+
+def test_a_large_label_or_number_changes_no_role_of_another_record():
+    """pandas and NumPy choose the type of integers by the largest one."""
+    x, y = np.arange(400)[:, None] % 7, np.arange(400) % 40
+    parts = [
+        split_public(x, labels.astype(kind), publish_split=True, share=0.3) for labels, kind in ((y, "u1"), (y, "i8"))
+    ]
+    assert parts[0][1].tolist() == parts[1][1].tolist() and parts[0][3].tolist() == parts[1][3].tolist()
+
+
+def test_no_message_quotes_a_cell():
+    assert make_key("ınf") == "ınf"  # of letters that are equal to those of a number in lower case only
+    assert make_key(b"7") == make_key(7)
+    table = pa.table({"a": ["SECRET"] * 3, "b": [1, 2, 3]})
+    for call in (
+        lambda: PATEClassifier(epsilon=1.0, account="a", classes=[0, 1]).fit(table, [0, 1, 0], public=table),
+        lambda: TabularSynthesizer(epsilon=1.0, account="a", public=table).fit(table),
+        lambda: split_public(table, publish_split=True),
+    ):
+        with pytest.raises(ValueError, match=r"to_pandas") as refused:
+            call()
+        assert "SECRET" not in str(refused.value)
+    assert np.isnan(parse_cells(np.array([[b"SECRET"]], dtype=object))).all()
 
 
 def test_different_values_have_different_keys(tmp_path):
