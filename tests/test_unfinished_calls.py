@@ -174,10 +174,11 @@ def note(tmp_path):
 
 
 def test_another_process_that_removes_unfinished_files_leaves_a_note_that_is_being_written(note, tmp_path, monkeypatch):
-    sweep, sync = threading.Thread(target=note.store.sweep), os.fsync
+    sweep, sync, writer = threading.Thread(target=note.store.sweep), os.fsync, threading.get_ident()
 
     def sync_while_another_call_sweeps(descriptor):
-        if not sweep.ident:  # while the file still has its temporary name
+        # While the file still has its temporary name. Threads of earlier tests may write, too.
+        if threading.get_ident() == writer and not sweep.ident:
             sweep.start()
             sweep.join(timeout=0.5)
         sync(descriptor)
