@@ -95,22 +95,24 @@ def parse_number(value: Any) -> float:
     if isinstance(value, complex | np.complexfloating):
         return float(value.real) if value.imag == 0 else math.nan
     if not isinstance(value, bool | int | float | np.bool_ | np.floating) or isinstance(value, np.timedelta64):
-        value = replace_boolean(to_canonical_text(value))
+        return parse_canonical_number(to_canonical_text(value))
     try:
         return float(value)
-    except (ValueError, OverflowError):
+    except OverflowError:
         return math.nan
 
 
-def format_number(number: float) -> str:
-    """Format a number by its value, with the digits of float32 if float32 has the value.
+def parse_canonical_number(text: str) -> float:
+    """Parse the canonical text of a number or a boolean; NaN for every other text."""
+    try:
+        return float(text)
+    except ValueError:
+        return float(_NUMBER_BY_BOOLEAN.get(text.casefold(), math.nan))
 
-    Whole numbers below 2^53 keep all digits, because they may be codes.
-    """
-    with np.errstate(over="ignore"):
-        short = np.float32(number)
-    is_short = float(short) == number and (number % 1 != 0 or abs(float(str(short))) >= 2**53)
-    return repr(float(str(short))) if is_short else repr(number)
+
+def format_number(number: float) -> str:
+    """Format a number by its value, with the digits of float32 if float32 has the value (``shorten_numbers``)."""
+    return repr(_shorten_number(number))
 
 
 def format_numbers(values: np.ndarray) -> list[str]:
@@ -120,26 +122,29 @@ def format_numbers(values: np.ndarray) -> list[str]:
     """
     if values.dtype.kind != "f":
         return [str(value) if abs(value) < 2**53 else format_number(float(value)) for value in values.tolist()]
-    values = values.astype(np.float64)
-    texts = [repr(value) if value == value else "" for value in values.tolist()]
-    with np.errstate(over="ignore", invalid="ignore"):
-        may_be_short_N = (values.astype(np.float32) == values) & ((values % 1 != 0) | (np.abs(values) >= 2**53))
-    for index in np.flatnonzero(may_be_short_N).tolist():
-        texts[index] = format_number(float(values[index]))
-    return texts
+    return [repr(value) if value == value else "" for value in shorten_numbers(values).tolist()]
 
 
 def shorten_numbers(values: np.ndarray) -> np.ndarray:
-    """Return the numbers that the texts of ``format_numbers`` mean, float64 [N], and 0 for -0.
+    """Replace each number that float32 has by the number of the fewest digits that float32 rounds to it, float64 [N].
 
-    A number in a column of texts has all its digits, and as a float it may have had those of float32.
+    A number in a column of texts has all its digits, and as a float it may have those of float32 alone. Whole numbers
+    below 2^53 stay, because they may be codes.
     """
-    values = values.astype(np.float64) + 0.0
+    values = values.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         may_be_short_N = (values.astype(np.float32) == values) & ((values % 1 != 0) | (np.abs(values) >= 2**53))
     distinct_V, index_N = np.unique(values[may_be_short_N], return_inverse=True)
-    values[may_be_short_N] = np.array([float(format_number(value)) for value in distinct_V.tolist()])[index_N]
+    values[may_be_short_N] = np.array(list(map(_shorten_number, distinct_V.tolist())), dtype=np.float64)[index_N]
     return values
+
+
+def _shorten_number(number: float) -> float:
+    with np.errstate(over="ignore"):
+        short = np.float32(number)
+    shortest = float(str(short))
+    is_short = float(short) == number and (number % 1 != 0 or abs(shortest) >= 2**53)
+    return shortest if is_short else number
 
 
 def _format_duration(microseconds: int) -> str:

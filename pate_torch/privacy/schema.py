@@ -277,7 +277,7 @@ def is_number(text: str) -> bool:
 def _infer_categories(name: str, text: Any, max_categories: int) -> tuple[str, ...] | None:
     """Return the categories of a column of PUBLIC texts. None if all values are numbers, booleans or missing."""
     values = factorize(text)[0]
-    if all(is_missing(value) or not math.isnan(_parse_number(value)) for value in values):
+    if all(is_missing(value) or not math.isnan(texts.parse_canonical_number(value)) for value in values):
         return None
     categories = tuple(sorted(set(map(make_key, values))))
     if (dates := [value for value in categories if value]) and all(map(_DATE.match, dates)):
@@ -309,21 +309,19 @@ def is_missing(value: Any) -> bool:
     return format_value(value).casefold() in _MISSING_TEXTS
 
 
-def _parse_number(text: str) -> float:
-    try:
-        return float(texts.replace_boolean(text))
-    except ValueError:
-        return math.nan
-
-
 def parse_numbers(text: Any) -> np.ndarray:
-    """Parse each value of a column alone, float64 [N] by ``texts.shorten_numbers``, with NaN if it is no number."""
+    """Parse each value of a column alone, float64 [N], with NaN for a value that is no number, and 0 for -0.
+
+    The digits are those of ``texts.shorten_numbers``.
+    """
     if isinstance(text, list):
-        return texts.shorten_numbers(np.array(list(map(_parse_number, text)), dtype=np.float64))
-    try:
-        return texts.shorten_numbers(text.cast("double").to_numpy())
-    except ValueError:  # Arrow accepts fewer texts than float(), with the same results
-        return texts.shorten_numbers(map_distinct(text, _parse_number, np.float64))
+        number_N = np.array(list(map(texts.parse_canonical_number, text)), dtype=np.float64)
+    else:
+        try:
+            number_N = text.cast("double").to_numpy()
+        except ValueError:  # Arrow accepts fewer texts than float(), with the same results
+            number_N = map_distinct(text, texts.parse_canonical_number, np.float64)
+    return texts.shorten_numbers(number_N) + 0.0
 
 
 def _encode_column(column: Column, text: Any, fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
