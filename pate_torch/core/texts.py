@@ -105,9 +105,9 @@ def parse_number(value: Any) -> float:
 def parse_canonical_number(text: str) -> float:
     """Parse the canonical text of a number or a boolean; NaN for every other text."""
     try:
-        return float(text)
+        return float(replace_boolean(text))
     except ValueError:
-        return float(_NUMBER_BY_BOOLEAN.get(text.casefold(), math.nan))
+        return math.nan
 
 
 def format_number(number: float) -> str:
