@@ -3,8 +3,8 @@
 Teachers are divided into groups (``teachers.groups``). The teachers that a device trains at once are a launch, which
 lies in one group. The sizes of both depend on public values alone: the network, its input, the batch, the kind of
 device, and the numbers of teachers and of workers. If they depended on the number of records in a shard, which is
-private, one record would influence all teachers of the launch. On a CPU, teachers are the same to the bit in groups and
-launches of any size. On a GPU, teachers are the same to the bit if launches have the same size.
+private, one record would influence all teachers of the launch. On processors of one kind, teachers are the same to the
+bit in groups of any size if launches have the same size.
 """
 
 from __future__ import annotations
