@@ -141,7 +141,8 @@ def test_a_record_whose_id_occurs_moves_the_gradients_by_one_norm():
 def test_an_id_that_merges_records_is_found(monkeypatch, case, partition):
     case = case | {"partition": partition, "form": "csv with a public file"}
     assert not faults(case)
-    monkeypatch.setattr(tabular, "_make_row_ids", lambda table: np.array(table["id"].to_pylist()).view(UnitIds))
+    by_column = lambda table, _: np.array(table["id"].to_pylist()).view(UnitIds)  # noqa: E731
+    monkeypatch.setattr(tabular, "_make_row_ids", by_column)
     for module in ("pate_torch.privacy.partition", "pate_torch.methods.reverse_knn"):
         merge = lambda private, adjacency: np.unique(private.unit_id, return_inverse=True)[1]  # noqa: E731
         monkeypatch.setattr(f"{module}.number_units", merge)
