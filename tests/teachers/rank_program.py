@@ -27,13 +27,13 @@ def main() -> None:
         if victim and rank == victim and done > 12:
             os._exit(7)
 
-    private, votes = records(144), []
+    private, votes = records(138), []
     feature_PD = ranks.broadcast_object(compute_coordinates(private.x, spec()) if ranks.is_main() else None)
     jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_vote(feature_PD)
-    options = {"executor": processes(chunk=4), "folder": folder / f"machine{rank}", "on_votes": votes.append}
+    options = {"executor": processes(chunk=2), "folder": folder / f"machine{rank}", "on_votes": votes.append}
     for request in (VoteRequest(private.x), VoteRequest(private.x, jointly, variant="jointly")):
         ensemble = train(
-            private, spec(), even_shards(48, 3), recipe(), seed=0, request=request, progress=die, **options
+            private, spec(), even_shards(46, 3), recipe(), seed=0, request=request, progress=die, **options
         )
     found = ensemble.params | {"votes": votes[0].counts_QC, "joint": votes[1].counts_QC}
     save_file(found, folder / f"rank{rank}.safetensors")
