@@ -79,7 +79,9 @@ def network() -> nn.Module:
 @functools.cache
 def backbone() -> nn.Module:
     """A network that was trained elsewhere, and is captured by those who make teachers; it keeps batch statistics."""
-    return nn.Sequential(Head(), nn.BatchNorm1d(3), nn.Linear(3, 8), nn.ReLU())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # the fresh process, which trains a teacher again, makes the same weights
+        return nn.Sequential(Head(), nn.BatchNorm1d(3), nn.Linear(3, 8), nn.ReLU())
 
 
 def of_a_copy() -> nn.Module:
