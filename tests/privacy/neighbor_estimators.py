@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pate_torch import PATE, PATEClassifier, TabularSynthesizer
+from pate_torch.core import rng
 from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
@@ -79,8 +80,7 @@ def network() -> nn.Module:
 @functools.cache
 def backbone() -> nn.Module:
     """A network that was trained elsewhere, and is captured by those who make teachers; it keeps batch statistics."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # the fresh process, which trains a teacher again, makes the same weights
+    with rng.seeded_generators(0):  # the fresh process, which trains a teacher again, makes the same weights
         return nn.Sequential(Head(), nn.BatchNorm1d(3), nn.Linear(3, 8), nn.ReLU())
 
 
