@@ -232,8 +232,8 @@ class FileSource(DatasetSource):
         # the pool. The permutation depends on the number of public points only. Public points need no labels.
         public, public_x = _gather_usable(points, public, torch.zeros_like(y_N), num_dropped, is_shuffled=True)
         test, test_x = _gather_usable(points, test, y_N, num_dropped)
-        num_usable = len(private) - sum(private_records.num_unusable_by_reason.values())
-        self._check_role_sizes([num_usable, len(public), len(test)])
+        # How many private records are usable depends on their values, so no number of them refuses a run.
+        self._check_role_sizes([len(private), len(public), len(test)])
         pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
         split_share = 0.0 if self.benchmark else self._compute_split_shares()[0]
         data = base.assemble_dataset(
@@ -253,7 +253,7 @@ class FileSource(DatasetSource):
     def _check_role_sizes(self, sizes: Iterable[int]) -> None:
         for role, count in zip(("private", "public", "test"), sizes, strict=True):
             if count == 0:
-                fix = "Check dataset.fractions and dataset.classes. Private and test records need labels."
+                fix = "Check dataset.fractions and dataset.classes. Test records need labels."
                 raise checks.error("dataset.name", self.name, f"has no {role} records", fix)
 
     def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:

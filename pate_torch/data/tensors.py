@@ -50,11 +50,7 @@ def build_private_data(
     kind = getattr(y, "dtype", None)
     if kind in (torch.bool, torch.complex64, torch.complex128):
         raise checks.error("y", kind, "must be integers, one for each point")
-    private = PrivateRecords.from_rows(x, y, unit_id, unit, num_classes=num_classes, is_readable_N=is_readable_N)
-    if private.usable_N is not None and not bool(private.usable_N.any()):
-        message = f"has no record with a label in 0..{num_classes - 1} and a finite point"
-        raise checks.error("y", kind, message, "Declare all classes.")
-    return private
+    return PrivateRecords.from_rows(x, y, unit_id, unit, num_classes=num_classes, is_readable_N=is_readable_N)
 
 
 def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor:

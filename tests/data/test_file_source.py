@@ -174,6 +174,16 @@ def test_a_split_without_records_of_a_role_is_refused(role, fractions, files):
         Csv(path=files["own csv"], group="user", fractions=fractions).load()
 
 
+def test_no_number_of_usable_records_refuses_a_run(tmp_path):
+    private = write(table().assign(label="neither"), tmp_path / "private.csv")
+    public, test = (write(table(seed=seed), tmp_path / f"{seed}.csv") for seed in (1, 2))
+    source = tabular.Csv(
+        path=private, public_path=public, test_path=test, classes=list(CLASSES), group="user", ignore=["key"]
+    )
+    loaded = source.load()
+    assert loaded.num_dropped_by_reason == {UNKNOWN_CLASS: 120} and not loaded.private.usable_N.any()
+
+
 @pytest.mark.parametrize("key", ["public_path", "test_path"])
 def test_the_private_file_is_not_the_public_one_too(key, files, tmp_path):
     path = Path(files["own csv"])

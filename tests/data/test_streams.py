@@ -237,9 +237,9 @@ def test_other_objects_are_refused_by_name(tmp_path):
     for array in (PIXELS[:, :, :3], PIXELS[:, :1]):
         with pytest.raises(ValueError, match=r"^X=.*must be images of shape .*3, 8, 6"):
             private(array, PointForm((3, 8, 6), False))
-    for array, has_fractions, message in [(PIXELS / 255, False, "whole numbers in"), (PIXELS, True, "fractions in")]:
-        with pytest.raises(ValueError, match=f"^X='ndarray': has no point that can be read.*{message}"):
-            private(array, PointForm((3, 8, 6), has_fractions)).load()
+    for array, has_fractions in [(PIXELS / 255, False), (PIXELS, True)]:  # no number of readable records stops a run
+        (stream := private(array, PointForm((3, 8, 6), has_fractions))).load()
+        assert not stream.is_readable_N.any()
     # Private images of other sizes are resized to the public form.
     x = private(tmp_path / "images", PointForm((3, 8, 6), False)).load()
     assert torch.equal(x[:3], torch.from_numpy(PIXELS[:3])) and x.shape == (10, 3, 8, 6)

@@ -28,12 +28,9 @@ def test_tensors_have_the_statistics_of_the_pool_and_ids_of_their_content():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": torch.full((20, 4), float("nan"))}, "label in 0..2 and a finite point"),
         ({"pool_x": torch.full((20, 4), float("nan"))}, "pool_x.*must be finite"),
         ({"test_x": torch.zeros(0, 4), "test_y": torch.zeros(0).long()}, "test_x.*at least one"),
-        ({"y": torch.arange(20) + 3}, "label in 0..2"),
         ({"y": torch.zeros(19).long()}, "must be integers, one for each point"),
-        ({"y": torch.full((20,), 0.5)}, "label in 0..2"),
         ({"unit_id": ["a"], "unit": "group:patient"}, "unit_id='list of 1 ids': must be one list"),
         ({"unit_id": ["a"], "x": None}, "unit_id='list'.*unit='group:patient', or leave out unit_id"),
     ],
@@ -41,6 +38,28 @@ def test_tensors_have_the_statistics_of_the_pool_and_ids_of_their_content():
 def test_tensors_are_refused_clearly(changes, message):
     with pytest.raises(ValueError, match=message):
         tensors(**changes).load()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x": torch.full((20, 4), float("nan"))},
+        {"y": torch.arange(20) + 3},
+        {"y": torch.full((20,), 0.5)},
+    ],
+)
+def test_no_number_of_usable_records_refuses_a_run(changes):
+    private = tensors(**changes).load().private
+    assert len(private) == 20 and not private.usable_N.any()
+
+
+def test_no_number_of_readable_items_refuses_a_run():
+    class Unreadable(FirstDiffers):
+        def __getitem__(self, row):
+            raise OSError
+
+    private = build_private_data(Unreadable(None), None, None, "record", ["a", "b"], public_x=torch.zeros(3, 3))
+    assert len(private) == 12 and not private.usable_N.any()
 
 
 class FirstDiffers(Dataset):

@@ -218,7 +218,7 @@ def test_images_of_an_array_hold(door, adjacency):
 def test_images_read_by_the_type_of_their_array_are_found(monkeypatch, door):
     convert = streams.convert_images
     monkeypatch.setattr(streams, "convert_images", lambda *x, is_private=False, **_: convert(*x, is_private=is_private))
-    assert faults("accepted on one side", door=door, column="image arrays", ids="strings")
+    assert faults("where it says", door=door, column="image arrays", ids="strings")
 
 
 @pytest.mark.parametrize("door", calls.SPACE["door"])
