@@ -264,6 +264,8 @@ class DataSplits:
         data = drop_unusable(data, config.partition.adjacency)
         name, all_private, store = data.spec.name, data.private, TeacherStore(config.root)
         store.set_test_rule(name, config.private_test, find_account(config.root, name))
+        if isinstance(config.method, VotesFile) and store.find_test_rule(name) is not None:
+            raise checks.error("account", name, "holds out units for tests, so votes from elsewhere cannot be used")
         training, test, rule_id = store.hold_out_units(name, all_private, config.partition.adjacency)
         data = replace(data, private=training)
         if config.selection is not None:

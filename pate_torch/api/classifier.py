@@ -273,10 +273,7 @@ class PATEClassifier(ClassifierMixin, AccountEstimator):
         with checks.prefixed_errors("evaluation"):
             y = column_or_1d(np.array(y, dtype=object) if isinstance(y, list | tuple) else y)
             prediction_N = self.predict_proba(X).argmax(1)
-        try:
-            label_N = encode_labels(y, self.classes_.tolist())[1]
-        except ValueError:  # no label is a class, or there is none
-            label_N = np.full(len(y), -1)
+        label_N = encode_labels(y, self.classes_.tolist())[1]
         if len(label_N) != len(prediction_N) or (label_N < 0).any() or len(y) == 0:
             names = ", ".join(map(repr, self.classes_.tolist()))
             problem = f"y_test must hold one of the classes {names} for each of the {len(prediction_N)} test points"

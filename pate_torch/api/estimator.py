@@ -79,6 +79,7 @@ class AccountEstimator(BaseEstimator):
                 forecast, reservation_id = stopped.forecast, stopped.reservation_id
                 self._announce_charge(lambda id_, _: id_ == reservation_id)
                 fix = f"Pass a larger epsilon (it is {self.epsilon:g}), add records, or pass spend_anyway=True. "
+                fix += "Records without a known class or a readable point do not count. "
                 fix += "Another fit is a new charge, and needs allow_refit=True as well."
                 raise ReleaseStopped(forecast, reservation_id, fix) from None
 

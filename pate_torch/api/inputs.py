@@ -258,7 +258,7 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
         classes: All classes. None takes the distinct labels, which the owner must have declared public.
 
     Raises:
-        ValueError: There are fewer than two classes, two classes are equal, or no label is one of the classes.
+        ValueError: There are fewer than two classes, or two classes are equal.
     """
     if classes is None:
         has_label_N = np.array([format_value(value) != "" for value in y])
@@ -277,8 +277,6 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
             raise checks.error("classes", classes, "must be different from each other")
         values, index_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
         label_N = np.array([number_by_key.get(make_key(value), -1) for value in values], dtype=np.int64)[index_N]
-        if (label_N < 0).all():
-            raise checks.error("classes", classes, "contains no value of y", "Write the classes as in y.")
     if len(class_C) < 2:
         raise ValueError(f"y: PATEClassifier needs at least 2 classes, but there is only one class: {class_C.tolist()}")
     return class_C, label_N.astype(np.int64)

@@ -232,7 +232,6 @@ class FileSource(DatasetSource):
         # the pool. The permutation depends on the number of public points only. Public points need no labels.
         public, public_x = _gather_usable(points, public, torch.zeros_like(y_N), num_dropped, is_shuffled=True)
         test, test_x = _gather_usable(points, test, y_N, num_dropped)
-        # How many private records are usable depends on their values, so no number of them refuses a run.
         self._check_role_sizes([len(private), len(public), len(test)])
         pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
         split_share = 0.0 if self.benchmark else self._compute_split_shares()[0]
@@ -250,11 +249,16 @@ class FileSource(DatasetSource):
         adjacencies, advice = self._get_adjacency_terms()
         return replace(data, adjacencies=adjacencies, advice=advice, num_dropped_by_reason=dict(num_dropped))
 
-    def _check_role_sizes(self, sizes: Iterable[int]) -> None:
-        for role, count in zip(("private", "public", "test"), sizes, strict=True):
-            if count == 0:
+    def _check_role_sizes(self, size_by_role: Sequence[int]) -> None:
+        """Refuse a public role without records. No number of private records, or of private test records, is refused.
+
+        The number of usable records depends on their values, and one record more must not change a refusal into a run.
+        """
+        for role in self._public_roles:
+            if size_by_role[role] == 0:
                 fix = "Check dataset.fractions and dataset.classes. Test records need labels."
-                raise checks.error("dataset.name", self.name, f"has no {role} records", fix)
+                problem = f"has no {'test' if role == TEST else 'public'} records"
+                raise checks.error("dataset.name", self.name, problem, fix)
 
     def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
         """Return the class names, and the class of each record, int64 [N], with -1 for an unknown label."""

@@ -41,8 +41,6 @@ from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.base import StudentAlgorithm
 
-_MAX_RECORDS = 1 << 22
-"""Smallest number of records for which sums might be inexact (``sensitive.UNIT_NORM``)."""
 _SIGNAL_TO_NOISE_PER_DIM = 8
 """Number of records per unit of noise for each feature dimension.
 
@@ -112,7 +110,7 @@ class GradientMethod(RecordMethod):
         checks.positive("method.ridge", self.ridge)
         checks.optional(checks.positive, "method.effective_dim", self.effective_dim)
         checks.integer("method.neighbors", self.neighbors, low=0)
-        checks.optional(checks.integer, "method.size", self.size, low=1, high=_MAX_RECORDS - 1)
+        checks.optional(checks.integer, "method.size", self.size, low=1)
         if checks.boolean("method.plans_from_counts", self.plans_from_counts) and self.class_counts is None:
             fix = "Set first_answers=class_counts."
             raise checks.error("method.plans_from_counts", True, "needs the class counts of a first stage", fix)
@@ -144,7 +142,7 @@ class GradientMethod(RecordMethod):
         With rare classes, the model starts near the class frequencies instead of equal logits.
         """
         declared_size = facts.spec.nominal_size if self.size is None else self.size
-        size = min(first_answers.estimate_size(facts.num_units, declared_size), _MAX_RECORDS - 1)
+        size = first_answers.estimate_size(facts.num_units, declared_size)
         if not self.plans_from_counts:
             return replace(self, size=size)
         balance, start_C = first_answers.estimate_balance(), first_answers.estimate_start_logits()
@@ -190,9 +188,6 @@ class GradientMethod(RecordMethod):
     def make_sensitive(
         self, private: PrivateRecords, shards: Shards, facts: DatasetFacts, encoder: nn.Module, progress: Progress
     ) -> sensitive.GradientSums:
-        if len(private) >= _MAX_RECORDS:  # the message does not say how many, because that is private
-            problem = f"takes fewer than {_MAX_RECORDS} records"
-            raise checks.error("method", self.name, problem, "Use method=reverse_knn.")
         spec, private = facts.spec, select_one_per_unit(private, shards.adjacency)
         encoder = append_mean_shift(encoder, facts.pool.x, spec, self.neighbors)
         feature_PD = encode(encoder, facts.pool.x, spec)

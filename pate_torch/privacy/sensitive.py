@@ -388,7 +388,9 @@ class UnitCounts(_WholeTable):
 GRID_STEPS = 1 << 15
 """Number of grid steps in 1. Features and residuals are rounded towards zero to multiples of 1/GRID_STEPS."""
 UNIT_NORM = GRID_STEPS**2
-"""Length of a unit gradient in grid units. Sums over fewer than 2^22 records stay below 2^53: exact in float64."""
+"""Length of a unit gradient in grid units."""
+_MAX_GRADIENT_SUM = 1 << 52
+"""Largest entry of a gradient sum, so that float64 is exact: 2^22 unit gradients of one direction."""
 MIN_CLIP_NORM = 1 / 64
 """Smallest clipping norm. A residual of a smaller norm would have fewer than 512 grid units."""
 _ROUNDING_SHRINKAGE = 1 - 2.0**-30  # its margin is far larger than the rounding error of a length in float64
@@ -482,7 +484,8 @@ class GradientSums:
     def compute_gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
         """PRIVATE. Compute the sum of the clipped gradients of all records in units of 1/UNIT_NORM, int64 [D, C].
 
-        One privacy unit moves the sum by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``.
+        One privacy unit moves the sum by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``. Each entry of the sum
+        is clipped to 2^52 in magnitude. This increases no distance between two sums, and refuses no number of records.
 
         Args:
             weight_DC: Weights at which the gradients are computed.
@@ -503,8 +506,8 @@ class GradientSums:
             residual_BC = quantize(residual_BC * (clip_norm / residual_norm_B1.clamp(min=clip_norm)))
             if not bool((residual_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
                 raise ValueError("gradients: a record's residual is longer than clip_norm")
-            total_DC += (residual_BC.double().T @ z_BD).T.to(torch.int64)
-        return total_DC
+            total_DC += (residual_BC.double().T @ z_BD).T.to(torch.int64)  # exact for fewer than 2^33 records
+        return total_DC.clamp(-_MAX_GRADIENT_SUM, _MAX_GRADIENT_SUM)
 
     def compute_class_sums(self) -> Tensor:
         """PRIVATE. Compute the sum of the features of each class in units of 1/UNIT_NORM, int64 [D, C].

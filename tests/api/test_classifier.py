@@ -208,6 +208,14 @@ def test_the_number_of_units_is_public_where_one_is_replaced(make):
 STOPPED = {"num_records_about": None, "epsilon": 0.5}
 
 
+def test_labels_that_are_no_class_stop_the_fit_by_their_noisy_counts_alone(make, tmp_path):
+    """The exact labels refuse nothing: one record of a class more would change a refusal into a release."""
+    with pytest.raises(ReleaseStopped, match="too few records for the noise"):
+        make(**STOPPED, classes=["a", "b"]).fit(X, Y, public=PUBLIC)
+    (charge,) = read_account(tmp_path).charges.values()
+    assert charge.is_stopped and charge.incurred_events == charge.reserved_events[:1]
+
+
 def test_counts_that_show_too_few_records_stop_the_fit_and_are_all_that_is_charged(make, tmp_path, monkeypatch):
     monkeypatch.setattr(GradientMethod, "forecast_model", lambda *_: ModelForecast(60, -0.1, -0.4, 0.2))
     message = r"too few records for the noise.*larger epsilon \(it is 0\.5\).*spend_anyway.*needs allow_refit=True"
@@ -320,7 +328,6 @@ REFUSED = {
     "no classes": ({"classes": None}, {}, r"classes=None: must list all classes.*classes_are_public=True"),
     "equal classes": ({"classes": [0, 1, 1]}, {}, "classes=.*must be different"),
     "one class": ({"classes": [0]}, {}, "at least 2 classes"),
-    "no listed class": ({"classes": ["a", "b"]}, {}, "classes"),
     "public": ({}, {"public": None}, "public=None: must be public points.*\\n.*\\n.*split_public"),
     "account": ({"account": None}, {}, "account=None: must name"),
     "epsilon": ({"epsilon": 0.0}, {}, "epsilon"),

@@ -165,13 +165,17 @@ def test_paths_are_found_below_the_data_root_or_named(kind, files, tmp_path, mon
         SOURCES[kind](path="gone", root=str(tmp_path)).load()
 
 
-@pytest.mark.parametrize(
-    ("role", "fractions"),
-    [("public", (0.998, 0.001, 0.001)), ("test", (0.7, 0.299, 0.001)), ("private", (1e-9, 0.5, 0.499999999))],
-)
-def test_a_split_without_records_of_a_role_is_refused(role, fractions, files):
+@pytest.mark.parametrize(("role", "fractions"), [("public", (0.998, 0.001, 0.001)), ("test", (0.7, 0.299, 0.001))])
+def test_a_split_without_records_of_a_published_role_is_refused(role, fractions, files):
     with pytest.raises(ValueError, match=rf"dataset\.name='csv': has no {role} records.*dataset\.fractions"):
         Csv(path=files["own csv"], group="user", fractions=fractions).load()
+
+
+@pytest.mark.parametrize("fractions", [(0.7, 0.299, 0.001), (1e-9, 0.5, 0.499999999), (1e-9, 0.999999998, 1e-9)])
+def test_no_number_of_private_records_refuses_a_run(fractions, files):
+    loaded = Csv(path=files["own csv"], group="user", fractions=fractions, publish_test=False).load()
+    is_private, _, is_test = (fraction > 0.1 for fraction in fractions)
+    assert (len(loaded.private) > 0, len(loaded.evaluation.y) > 0) == (is_private, is_test)
 
 
 def test_no_number_of_usable_records_refuses_a_run(tmp_path):

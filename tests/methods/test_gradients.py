@@ -96,6 +96,19 @@ def test_one_record_moves_the_sum_by_its_own_gradient_and_by_no_more_than_the_no
     assert torch.equal(shuffled.compute_gradient_sum(weight, cut), whole)
 
 
+def test_a_sum_that_float64_cannot_hold_is_clipped_and_moves_no_further(monkeypatch):
+    records, weight = gradient_sums(), weights()
+    whole = records.compute_gradient_sum(weight)
+    most = int(whole.abs().max()) // 3
+    monkeypatch.setattr("pate_torch.privacy.sensitive._MAX_GRADIENT_SUM", most)
+    clipped = records.compute_gradient_sum(weight)
+    assert clipped.tolist() == np.clip(whole.numpy(), -most, most).tolist() and 0 < (clipped != whole).sum() < 51
+    for gone in range(40):
+        kept = torch.arange(40) != gone
+        rest = dataclasses.replace(records, z_ND=records.z_ND[kept], y_N=records.y_N[kept])
+        assert int((clipped - rest.compute_gradient_sum(weight)).square().sum()) <= UNIT_NORM**2
+
+
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
 def test_logits_are_exact_whatever_they_are_added_with(size):
     """Against Python's whole numbers; and a batch is its records, one by one."""
