@@ -215,7 +215,7 @@ class FileSource(DatasetSource):
         else:
             unit_id = unit_ids.concatenate_unit_ids([file.unit_ids for file in files.values()])
             role_N = unit_ids.assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), *split)
-        self._check_role_sizes(np.bincount(role_N, minlength=3))
+        self._check_role_sizes(np.bincount(role_N, minlength=3).tolist())
         points = self._build_points(files, role_N)
         class_names, y_N = self._encode_labels(files, role_N)
         private, public, test = (np.flatnonzero(role_N == role) for role in (PRIVATE, PUBLIC, TEST))

@@ -11,6 +11,7 @@ from pate_torch.accounting import gdp
 from pate_torch.cli.main import main as pate
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
+from pate_torch.teachers.store import TeacherStore
 
 P, K, C = 30, 50, 3
 
@@ -106,6 +107,14 @@ def test_a_refusal_exits_with_2_and_charges_nothing(home, capsys, settings, drop
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
     assert not (home / "ledger.sqlite").exists() or spent(home) == {}
     assert folders(home) == []
+
+
+def test_an_account_that_holds_out_units_takes_no_votes_from_elsewhere(home, capsys):
+    store = TeacherStore(home)
+    store.set_test_rule("hospitals", 0.25, None)
+    store.record_charge("hospitals", None, "head")
+    assert run(home) == 2
+    assert "account='hospitals': holds out units for tests, so votes from elsewhere" in capsys.readouterr().err
 
 
 def test_the_charge_stands_before_the_noise_and_stays_when_interrupted(home, monkeypatch):
