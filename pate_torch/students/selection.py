@@ -55,16 +55,13 @@ class Selection:
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:
         """Split the private records: return the data with the training records, and the validation records.
 
-        Raise ValueError if units may own several records, or if one of the two parts is empty.
+        Raise ValueError if units may own several records. A part without records refuses no run.
         """
         private = data.private
         if private.unit != "record":
             problem = f"protects single records, but the privacy unit is {private.unit}"
             raise checks.error("selection", self.name, problem, "Use selection=none.")
         training, validation = hold_out(private, self.validation, adjacency, seed, "selection")
-        if not (len(training) and len(validation)):
-            message = "leaves no record for training or for validation"
-            raise checks.error("selection.validation", self.validation, message)
         return replace(data, private=training), validation
 
     def choose(
