@@ -5,6 +5,7 @@ choice, all triples of values (slow), and each break of the guarantee that was e
 """
 
 import contextlib
+import dataclasses
 import os
 
 import numpy as np
@@ -212,6 +213,24 @@ def test_images_of_a_dataset_with_random_transforms_hold(door, adjacency):
 @pytest.mark.parametrize("adjacency", calls.SPACE["adjacency"])
 def test_images_of_an_array_hold(door, adjacency):
     holds(8, door=door, column="image arrays", adjacency=adjacency)
+
+
+@pytest.mark.parametrize("door", calls.SPACE["door"])
+@pytest.mark.parametrize("adjacency", calls.SPACE["adjacency"])
+@pytest.mark.parametrize("column,unusable", [("floats", {"label": None}), ("images", {"column": "none"})])
+def test_records_without_a_usable_one_are_not_refused(monkeypatch, door, adjacency, column, unusable):
+    """A neighbor has one usable record. It is told from these records by no refusal and by nothing else."""
+    records = calls.records
+    usable = records(case(column=column))[0]
+
+    def without_use(*given, public=False, **options):
+        rows = records(*given, public=public, **options)
+        return rows if public else [dataclasses.replace(row, **unusable) for row in rows]
+
+    monkeypatch.setattr(calls, "records", without_use)
+    in_place = adjacency == "replace_one"
+    monkeypatch.setattr(calls, "neighbors", lambda _, rows: [("one usable", [usable, *rows[in_place:]])])
+    holds(1, door=door, adjacency=adjacency, column=column, test="0.4")
 
 
 @pytest.mark.parametrize("door", calls.SPACE["door"])
