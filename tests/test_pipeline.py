@@ -9,7 +9,6 @@ import stat
 from contextlib import nullcontext
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from pate_torch import pipeline
@@ -23,7 +22,7 @@ from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.methods import labeling
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import DatasetFacts, ReplaceOne, select
+from pate_torch.privacy.partition import DatasetFacts, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.base import Margin, Random
 from pate_torch.queries.clusters import Prototypes
@@ -195,8 +194,13 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
     fewer = PrivateRecords.from_rows(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
     _, held_of_fewer = two_candidates().hold_out(dataclasses.replace(data, private=fewer), "add_remove", seed=0)
     assert set(held_of_fewer.unit_id) == set(held.unit_id) - {data.private.unit_id[0]}
-    nothing = dataclasses.replace(data, private=select(data.private, np.arange(0)))
-    assert len(two_candidates().hold_out(nothing, "add_remove", seed=0)[1]) == 0  # no number of records is refused
+
+
+def test_no_number_of_held_out_records_refuses_a_choice(plan):
+    selection = two_candidates(validation=1e-9)
+    assert len(selection.hold_out(blobs().load(), "add_remove", seed=0)[1]) == 0
+    pipeline.run(one := changed(plan, selection=selection))
+    assert summary(one)["student"] in ("good", "bad")
 
 
 def test_private_records_choose_no_student_under_neighbors_that_their_source_cannot_bear(plan):

@@ -181,13 +181,18 @@ def compute_release_epsilon(epsilon: float, delta: float) -> float:
     return gdp.compute_epsilon(gdp.compute_mu(epsilon, delta) * math.sqrt(1 - TEST_COST_SHARE), delta)
 
 
-def count_predictions(student: Student, records: PrivateRecords, adjacency: str, progress: Progress) -> CellHistogram:
-    """PRIVATE. Count usable records by [true class, (right, wrong)]. No prediction depends on other records."""
+def predict_each(student: Student, x_N: Tensor, progress: Progress) -> Tensor:
+    """Predict the class of each point, int64 [N], so that no prediction depends on other points. N may be 0."""
 
     def predict(batches: Iterator[Tensor]) -> Tensor:
         return torch.stack([student.compute_logits(x_B).argmax(1).cpu() for x_B in batches])
 
-    cell_N = 2 * records.y + (map_batch_invariant(predict, records.x, progress) != records.y)
+    return map_batch_invariant(predict, x_N, progress)
+
+
+def count_predictions(student: Student, records: PrivateRecords, adjacency: str, progress: Progress) -> CellHistogram:
+    """PRIVATE. Count usable records by [true class, (right, wrong)]. No prediction depends on other records."""
+    cell_N = 2 * records.y + (predict_each(student, records.x, progress) != records.y)
     cell_N = cell_N if records.usable_N is None else cell_N[records.usable_N]
     counts_F = torch.bincount(cell_N, minlength=2 * student.spec.num_classes)
     return CellHistogram(counts_F.view(-1, 2), COUNT_SENSITIVITY[adjacency], cell_P=torch.arange(0))

@@ -14,12 +14,14 @@ import numpy as np
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.core.progress import do_nothing
 from pate_torch.mechanisms.exponential import draw_model_index
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.partition import hold_out, select_one_per_unit
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.students.base import Student, StudentAlgorithm
+from pate_torch.students.private_test import predict_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,8 @@ class Selection:
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # If the id of a unit is a hash of its record, equal records are one unit, which may count only once.
         validation = select_one_per_unit(validation, budget.adjacency)
-        errors_M = np.array([int((s.predict(validation.x) != validation.y).sum()) for s in students.values()])
+        predictions = [predict_each(student, validation.x, do_nothing) for student in students.values()]
+        errors_M = np.array([int((prediction_N != validation.y).sum()) for prediction_N in predictions])
         mechanism = f"selection:{self.name}"
         with budget.spend(self.privacy_events(), mechanism=mechanism, purpose=PURPOSE_STUDENT_CHOICE) as spending:
             index = draw_model_index(errors_M, self.epsilon, spending.noise, adjacency=budget.adjacency)
