@@ -41,6 +41,8 @@ from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.base import StudentAlgorithm
 
+_MAX_SIZE = (1 << 33) - 1
+"""Largest declared number of records. An int64 holds the gradient sums of so many."""
 _SIGNAL_TO_NOISE_PER_DIM = 8
 """Number of records per unit of noise for each feature dimension.
 
@@ -110,7 +112,7 @@ class GradientMethod(RecordMethod):
         checks.positive("method.ridge", self.ridge)
         checks.optional(checks.positive, "method.effective_dim", self.effective_dim)
         checks.integer("method.neighbors", self.neighbors, low=0)
-        checks.optional(checks.integer, "method.size", self.size, low=1)
+        checks.optional(checks.integer, "method.size", self.size, low=1, high=_MAX_SIZE)
         if checks.boolean("method.plans_from_counts", self.plans_from_counts) and self.class_counts is None:
             fix = "Set first_answers=class_counts."
             raise checks.error("method.plans_from_counts", True, "needs the class counts of a first stage", fix)
