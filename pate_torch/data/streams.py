@@ -139,11 +139,6 @@ class PointStream:
             kept_by_row |= {row: block[row - begin].clone() for row in rows if row % stride == 0}
             yield block
             progress(100 * rows.stop // len(self), 100)
-        if not self.is_private and not self.is_readable_N.any():  # no number of private records stops a run
-            values = {True: "fractions in 0..1", False: "whole numbers in 0..255", None: "numbers"}
-            form = f"{values[self.form.has_fractions]} of shape {list(self.form.shape)}"
-            problem = f"has no point that can be read and has the form of the public points, {form}"
-            raise checks.error(self.key, type(self.points).__name__, problem)
         self._check_second_reading(kept_by_row)
 
     def _check_second_reading(self, kept_by_row: dict[int, Tensor]) -> None:

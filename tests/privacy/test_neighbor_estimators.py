@@ -219,7 +219,7 @@ def test_images_of_an_array_hold(door, adjacency):
 @pytest.mark.parametrize("adjacency", calls.SPACE["adjacency"])
 @pytest.mark.parametrize("column,unusable", [("floats", {"label": None}), ("images", {"column": "none"})])
 def test_records_without_a_usable_one_are_not_refused(monkeypatch, door, adjacency, column, unusable):
-    """A neighbor has one usable record. It is told from these records by no refusal and by nothing else."""
+    """A neighbor has one usable record. Neither a refusal nor anything else tells the two apart."""
     records = calls.records
     usable = records(case(column=column))[0]
 
